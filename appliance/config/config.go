@@ -1,0 +1,123 @@
+// Package config reads the YAML file of a node.
+//
+// Reading is strict: a key that does not exist, a value of the wrong type, an
+// address that cannot work or two ports that clash are problems, and every
+// problem of the file is reported at once, with its line and with what to
+// write instead. Nothing is guessed and nothing is read from the environment.
+//
+// The package opens no sockets and does not look at the machine's addresses:
+// a well-formed address of another machine passes here and fails where it is
+// bound. A Config that Parse returned is complete: defaults are filled in and
+// every address, name and range has been checked, so its users check nothing.
+// Anchors, aliases and more than one document are refused, so the memory that
+// a file costs is bounded by its size (at most MaxSize bytes).
+package config
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// MaxSize is the largest file that is read, in bytes.
+const MaxSize = 1 << 20
+
+// Isolation says how a node's work is spread over processes.
+type Isolation string
+
+const (
+	// Process runs a front process and a worker process under the supervisor.
+	Process Isolation = "process"
+	// None runs everything in one process, for very small machines.
+	None Isolation = "none"
+)
+
+// Kind is the role of a worker.
+type Kind string
+
+// The kinds of worker there are.
+const (
+	PCSCF Kind = "p-cscf"
+	ICSCF Kind = "i-cscf"
+	SCSCF Kind = "s-cscf"
+)
+
+// Kinds are all kinds, in the order in which a call meets them.
+var Kinds = []Kind{PCSCF, ICSCF, SCSCF}
+
+// Config is everything that one node is told.
+type Config struct {
+	File    string // where it was read from
+	Node    Node
+	Cluster Cluster
+	SIP     SIP
+	Workers []Worker
+	Metrics Metrics
+	Log     Log
+}
+
+// Node names this machine and its directories.
+type Node struct {
+	Name      string
+	DataDir   string // absolute; survives restarts
+	RunDir    string // absolute; sockets
+	Isolation Isolation
+}
+
+// Cluster names the controllers, of which this node is one.
+type Cluster struct {
+	Address     netip.AddrPort // the one TLS port between nodes
+	Controllers []Controller   // 1, 3 or 5
+}
+
+// Controller is a member of the cluster's Raft group.
+type Controller struct {
+	Name    string
+	Address netip.AddrPort
+}
+
+// SIP is what the node shows to phones and to other SIP networks.
+type SIP struct {
+	Domain  string     // home network domain, lower case
+	Address netip.Addr // service address of this node's groups
+	PCSCF   uint16     // entry ports
+	ICSCF   uint16
+	SCSCF   uint16
+	T1      time.Duration // RFC 3261 §17.1.1.1
+	// Registration intervals that the S-CSCF grants.
+	MinExpires     time.Duration
+	MaxExpires     time.Duration
+	DefaultExpires time.Duration
+}
+
+// Worker is one serving role of this node.
+type Worker struct {
+	ID   string
+	Kind Kind
+}
+
+// Metrics says where /metrics, /livez and /readyz are served.
+type Metrics struct {
+	Listen netip.AddrPort // loopback
+}
+
+// AdminSocket is the path of the admin API's unix socket.
+func (c *Config) AdminSocket() string { return filepath.Join(c.Node.RunDir, "admin.sock") }
+
+// Load reads and checks the file at path.
+// Errors about its content are Problems.
+func Load(path string) (*Config, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return Parse(path, data)
+}
