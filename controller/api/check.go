@@ -1,0 +1,102 @@
+package api
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// Limits of one subscriber.
+const (
+	maxIdentities = 64
+	maxNameBytes  = 255
+)
+
+// Check reports the first thing that makes s unfit to be stored.
+// It looks at the text only: whether an identity belongs to somebody else is
+// for the node to say, and the exact grammar of URIs for its SIP parser.
+func (s NewSubscriber) Check() error {
+	user, realm, ok := strings.Cut(s.IMPI, "@")
+	switch {
+	case s.IMPI == "":
+		return Errorf(Invalid, "the IMPI is empty").Advise("write it as user@realm")
+	case !ok || user == "" || realm == "" || strings.Contains(realm, "@") || !printable(s.IMPI):
+		return Errorf(Invalid, "%q is not an IMPI", s.IMPI).Advise("write it as user@realm, without spaces")
+	case strings.Contains(user, ":"):
+		return Errorf(Invalid, "the IMPI %q holds a colon, which digest reserves", s.IMPI).Advise("write it as user@realm")
+	case s.Realm == "" || !printable(s.Realm):
+		return Errorf(Invalid, "%q is not a realm", s.Realm).Advise("write the home domain")
+	case len(s.Identities) == 0:
+		return Errorf(Invalid, "%s has no public identity", s.IMPI).Advise("give at least one, such as sip:" + s.IMPI)
+	case len(s.Identities) > maxIdentities:
+		return Errorf(Invalid, "%s has %d public identities", s.IMPI, len(s.Identities)).Advise(fmt.Sprintf("give at most %d", maxIdentities))
+	}
+	seen := map[string]bool{}
+	usable := map[int]bool{}
+	for _, id := range s.Identities {
+		if err := id.check(); err != nil {
+			return err
+		}
+		if seen[id.URI] {
+			return Errorf(Invalid, "%s is given twice", id.URI).Advise("give each public identity once")
+		}
+		seen[id.URI] = true
+		usable[id.Set] = usable[id.Set] || !id.Barred
+	}
+	for _, id := range s.Identities {
+		if !usable[id.Set] {
+			return Errorf(Invalid, "every identity in the registration set of %s is barred", id.URI).Advise("leave one of them unbarred")
+		}
+	}
+	return s.HA1.check(s.IMPI)
+}
+
+func (id Identity) check() error {
+	scheme, rest, _ := strings.Cut(id.URI, ":")
+	switch strings.ToLower(scheme) {
+	case "sip", "sips":
+		user, host, at := strings.Cut(rest, "@")
+		if !at || user == "" || host == "" || strings.ContainsAny(rest, "<>\"?;,") || !printable(id.URI) {
+			return Errorf(Invalid, "%q is not a public identity", id.URI).Advise("write it as sip:user@domain, without parameters")
+		}
+	case "tel":
+		if digits := strings.TrimPrefix(rest, "+"); digits == "" || strings.Trim(digits, "0123456789-.()") != "" {
+			return Errorf(Invalid, "%q is not a telephone number", id.URI).Advise("write it as tel:+4930123456")
+		}
+	default:
+		return Errorf(Invalid, "%q is not a public identity", id.URI).Advise("write it as sip:user@domain or tel:+number")
+	}
+	if id.Set < 0 || id.Set >= maxIdentities {
+		return Errorf(Invalid, "%s is in registration set %d", id.URI, id.Set).Advise("number the sets from 0")
+	}
+	return nil
+}
+
+func (c Credentials) check(impi string) error {
+	if c.MD5 == "" && c.SHA256 == "" {
+		return Errorf(Invalid, "%s has no secret", impi).Advise("give a password or its HA1")
+	}
+	for _, h := range []struct {
+		name, value string
+		bytes       int
+	}{{"MD5", c.MD5, 16}, {"SHA-256", c.SHA256, 32}} {
+		if h.value == "" {
+			continue
+		}
+		// The value itself stays out of the message.
+		if b, err := hex.DecodeString(h.value); err != nil || len(b) != h.bytes || h.value != strings.ToLower(h.value) {
+			return Errorf(Invalid, "the %s HA1 of %s is malformed", h.name, impi).Advise(fmt.Sprintf("write %d lower-case hex digits", 2*h.bytes))
+		}
+	}
+	return nil
+}
+
+// printable reports whether s is a short text of visible ASCII.
+func printable(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c >= 0x7f {
+			return false
+		}
+	}
+	return len(s) <= maxNameBytes
+}
