@@ -1,0 +1,395 @@
+// Package mesh is the one port over which the nodes of a cluster talk to each
+// other: TLS 1.3, both sides with a certificate, several protocols told apart
+// by ALPN (RFC 7301).
+//
+// A peer is who its certificate says: its URI name
+// bellwether://CLUSTERID/node/NAME, signed by the cluster's CA. Host names and
+// addresses in certificates mean nothing here. A peer of another cluster, CA or
+// role is refused on both sides, with one log line that says why.
+//
+// The package does not know what the protocols carry, keeps no connections
+// alive and does not reconnect. It does not close connections whose
+// certificate has run out since the handshake.
+//
+// Invariants: a connection that Accept or Dial returns has been verified by
+// both sides; at most Config.MaxHandshakes inbound handshakes are under way,
+// each for at most Config.HandshakeTimeout, further connections wait in the
+// kernel's queue; certificates are loaded again for each handshake.
+//
+// Failure modes: a certificate that does not load fails that handshake, not
+// the mesh; a protocol whose accept queue is full, or that nobody handles, is
+// refused and Dial says so.
+package mesh
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// ErrClosed means that the mesh, or the listener, is closed.
+var ErrClosed = net.ErrClosed
+
+// ErrRefused means that one side does not accept the other: wrong cluster, CA,
+// role or node, or a protocol that is not handled.
+var ErrRefused = errors.New("peer refused")
+
+const (
+	defaultHandshakes = 64
+	defaultTimeout    = 3 * time.Second
+	queueSize         = 64 // accepted connections that a protocol's user has not taken yet
+	accepted          = 'k'
+	queueFull         = 'q'
+)
+
+// Config says who this node is and whom it trusts.
+type Config struct {
+	Addr             string                           // host:port to listen on; its address, if it is one, is also where connections come from
+	Certificate      func() (*tls.Certificate, error) // this node's; called for every handshake
+	CA               *x509.CertPool
+	ClusterID        string
+	NodeName         string
+	HandshakeTimeout time.Duration // 0: 3 s
+	MaxHandshakes    int           // 0: 64
+	Log              *slog.Logger  // nil: slog.Default()
+}
+
+// Mesh is a node's port and its connections. Its methods may be called from
+// any goroutine.
+type Mesh struct {
+	cfg    Config
+	tcp    net.Listener
+	dialer net.Dialer
+	slots  chan struct{} // one per handshake under way
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	log    *slog.Logger
+	refuse refusals
+
+	mu        sync.Mutex // nothing is called with it held
+	protocols map[string]*listener
+	conns     map[*tracked]struct{}
+	closed    bool
+}
+
+// Listen opens the node's port. The certificate must load and belong to
+// NodeName of ClusterID.
+func Listen(cfg Config) (*Mesh, error) {
+	if cfg.HandshakeTimeout == 0 {
+		cfg.HandshakeTimeout = defaultTimeout
+	}
+	if cfg.MaxHandshakes == 0 {
+		cfg.MaxHandshakes = defaultHandshakes
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	m := &Mesh{
+		cfg: cfg, log: cfg.Log, slots: make(chan struct{}, cfg.MaxHandshakes),
+		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}),
+	}
+	if err := m.checkOwn(); err != nil {
+		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
+	}
+	keepAlive := net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	tcp, err := lc.Listen(m.ctx, "tcp", cfg.Addr)
+	if err != nil {
+		m.cancel()
+		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
+	}
+	m.tcp = tcp
+	m.dialer = net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: sourceAddr(cfg.Addr)}
+	m.wg.Add(1)
+	go m.accept()
+	return m, nil
+}
+
+// sourceAddr makes a node with several addresses speak from the one that its
+// peers and packet filters know.
+func sourceAddr(addr string) net.Addr {
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil || ap.Addr().IsUnspecified() {
+		return nil
+	}
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(ap.Addr(), 0))
+}
+
+func (m *Mesh) checkOwn() error {
+	cert, err := m.certificate()
+	if err != nil {
+		return err
+	}
+	chain := make([]*x509.Certificate, len(cert.Certificate))
+	for i, der := range cert.Certificate {
+		if chain[i], err = x509.ParseCertificate(der); err != nil {
+			return fmt.Errorf("own certificate: %w", err)
+		}
+	}
+	if err := m.verify(chain, m.cfg.NodeName, x509.ExtKeyUsageServerAuth); err != nil {
+		return fmt.Errorf("own certificate: %w", err)
+	}
+	return nil
+}
+
+func (m *Mesh) certificate() (*tls.Certificate, error) {
+	cert, err := m.cfg.Certificate()
+	if err != nil {
+		return nil, fmt.Errorf("load certificate: %w", err)
+	}
+	return cert, nil
+}
+
+// Addr is the address listened on.
+func (m *Mesh) Addr() net.Addr { return m.tcp.Addr() }
+
+// NodeName is this node's name.
+func (m *Mesh) NodeName() string { return m.cfg.NodeName }
+
+// Handle returns the listener for a protocol. The connections that it accepts
+// are *tls.Conn. A protocol can be handled once at a time; a second Handle
+// before the first listener's Close gives a listener that is closed.
+func (m *Mesh) Handle(alpn string) net.Listener {
+	l := &listener{mesh: m, alpn: alpn, queue: make(chan net.Conn, queueSize), done: make(chan struct{})}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, taken := m.protocols[alpn]; taken || m.closed {
+		l.once.Do(func() { close(l.done) })
+		return l
+	}
+	m.protocols[alpn] = l
+	return l
+}
+
+// Dial opens a connection for a protocol to a node, and verifies that it is
+// that node. Without a deadline in ctx it takes at most the handshake timeout.
+func (m *Mesh) Dial(ctx context.Context, addr, node, alpn string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.HandshakeTimeout)
+	defer cancel()
+	stop := context.AfterFunc(m.ctx, cancel)
+	defer stop()
+	conn, err := m.dial(ctx, addr, node, alpn)
+	if err != nil {
+		return nil, fmt.Errorf("dial node %s at %s for %s: %w", node, addr, alpn, err)
+	}
+	return conn, nil
+}
+
+func (m *Mesh) dial(ctx context.Context, addr, node, alpn string) (net.Conn, error) {
+	raw, err := m.dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	tc, err := m.track(raw)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(tc, m.clientConfig(node, alpn))
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = tc.Close()
+		return nil, describe(err)
+	}
+	// In TLS 1.3 the client is done before the server has looked at its
+	// certificate, so only this byte says that the server took it.
+	stop := context.AfterFunc(ctx, func() { _ = tc.Close() })
+	var answer [1]byte
+	_, err = conn.Read(answer[:])
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err == nil && answer[0] != accepted {
+		err = fmt.Errorf("%w: the peer has no room for another %s connection", ErrRefused, alpn)
+	}
+	if err != nil {
+		_ = tc.Close()
+		return nil, describe(err)
+	}
+	return conn, nil
+}
+
+// describe marks what the other side refused.
+func describe(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		return fmt.Errorf("%w by it: %w; its log says why", ErrRefused, err)
+	}
+	return err
+}
+
+func (m *Mesh) accept() {
+	defer m.wg.Done()
+	for {
+		select {
+		case m.slots <- struct{}{}:
+		case <-m.ctx.Done():
+			return
+		}
+		raw, err := m.tcp.Accept()
+		if err != nil {
+			<-m.slots
+			if m.ctx.Err() != nil {
+				return
+			}
+			// Out of file descriptors, most likely: neither spin nor give up.
+			m.log.Warn("mesh cannot accept", "err", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-m.ctx.Done():
+			}
+			continue
+		}
+		m.wg.Add(1)
+		go func() {
+			defer m.wg.Done()
+			defer func() { <-m.slots }()
+			m.serve(raw)
+		}()
+	}
+}
+
+// serve does an inbound handshake and hands the connection to its protocol.
+func (m *Mesh) serve(raw net.Conn) {
+	tc, err := m.track(raw)
+	if err != nil {
+		return
+	}
+	remote := raw.RemoteAddr()
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.HandshakeTimeout)
+	defer cancel()
+	conn := tls.Server(tc, m.serverConfig())
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = tc.Close()
+		if m.ctx.Err() == nil {
+			m.refuse.log(m.log, remote, err, time.Now())
+		}
+		return
+	}
+	state := conn.ConnectionState()
+	m.mu.Lock()
+	l := m.protocols[state.NegotiatedProtocol]
+	m.mu.Unlock()
+	answer := byte(queueFull)
+	if l != nil && len(l.queue) < cap(l.queue) {
+		answer = accepted
+	}
+	_ = conn.SetDeadline(time.Now().Add(m.cfg.HandshakeTimeout))
+	if _, err = conn.Write([]byte{answer}); err == nil && answer != accepted {
+		err = fmt.Errorf("no room for a %s connection of node %s", state.NegotiatedProtocol, NodeOf(&state))
+	}
+	if err != nil {
+		_ = tc.Close()
+		m.refuse.log(m.log, remote, err, time.Now())
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	l.offer(conn)
+}
+
+func (m *Mesh) serverConfig() *tls.Config {
+	m.mu.Lock()
+	protocols := make([]string, 0, len(m.protocols))
+	for alpn := range m.protocols {
+		protocols = append(protocols, alpn)
+	}
+	m.mu.Unlock()
+	slices.Sort(protocols)
+	if len(protocols) == 0 {
+		protocols = []string{"none"} // with an empty list TLS would accept any protocol
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: protocols,
+		ClientAuth: tls.RequireAnyClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return m.certificate()
+		},
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			if cs.NegotiatedProtocol == "" {
+				return fmt.Errorf("%w: it asks for no protocol", ErrRefused)
+			}
+			return m.verifyPeer(cs.PeerCertificates, "", x509.ExtKeyUsageClientAuth)
+		},
+		SessionTicketsDisabled: true, // every connection proves itself with today's certificates
+	}
+}
+
+func (m *Mesh) clientConfig(node, alpn string) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		NextProtos:         []string{alpn},
+		InsecureSkipVerify: true, // VerifyConnection does it: names are not host names here
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return m.certificate()
+		},
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			return m.verifyPeer(cs.PeerCertificates, node, x509.ExtKeyUsageServerAuth)
+		},
+		SessionTicketsDisabled: true,
+	}
+}
+
+// Close closes the port, the listeners and every connection.
+func (m *Mesh) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	listeners := make([]*listener, 0, len(m.protocols))
+	for _, l := range m.protocols {
+		listeners = append(listeners, l)
+	}
+	conns := make([]*tracked, 0, len(m.conns))
+	for c := range m.conns {
+		conns = append(conns, c)
+	}
+	m.mu.Unlock()
+	m.cancel()
+	err := m.tcp.Close()
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	m.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("close mesh: %w", err)
+	}
+	return nil
+}
+
+// tracked is a TCP connection that the mesh can close.
+type tracked struct {
+	net.Conn
+	mesh *Mesh
+}
+
+func (m *Mesh) track(raw net.Conn) (*tracked, error) {
+	c := &tracked{Conn: raw, mesh: m}
+	m.mu.Lock()
+	closed := m.closed
+	if !closed {
+		m.conns[c] = struct{}{}
+	}
+	m.mu.Unlock()
+	if closed {
+		_ = raw.Close()
+		return nil, ErrClosed
+	}
+	return c, nil
+}
+
+func (c *tracked) Close() error {
+	c.mesh.mu.Lock()
+	delete(c.mesh.conns, c)
+	c.mesh.mu.Unlock()
+	return c.Conn.Close()
+}
