@@ -25,10 +25,16 @@ func Listen(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, fmt.Errorf("open admin socket: %w", err)
 	}
-	// Nobody may connect before the mode is right.
-	old := syscall.Umask(0o177)
-	l, err := net.Listen("unix", path)
-	syscall.Umask(old)
+	// On Linux a socket's file takes the mode that the socket had before bind
+	// (unix(7)), so nobody else can connect before share says so.
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }); e != nil {
+			return e
+		}
+		return err
+	}}
+	l, err := lc.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("open admin socket: %w", err)
 	}

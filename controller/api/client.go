@@ -92,7 +92,7 @@ func (c *Client) Subscriber(ctx context.Context, name string) (Subscriber, error
 
 // AddSubscriber stores a subscriber. Without replace, one of the same IMPI is a Conflict.
 func (c *Client) AddSubscriber(ctx context.Context, s NewSubscriber, replace bool) error {
-	body, err := json.Marshal(s)
+	body, err := json.Marshal(reveal(s))
 	if err != nil {
 		return fmt.Errorf("encode subscriber: %w", err)
 	}
@@ -103,6 +103,17 @@ func (c *Client) AddSubscriber(ctx context.Context, s NewSubscriber, replace boo
 	}
 	return resp.Body.Close()
 }
+
+// revealed is a NewSubscriber as it is sent: its secrets are not hidden.
+type revealed struct {
+	NewSubscriber
+	HA1 secrets `json:"ha1"`
+}
+
+// secrets are Credentials without the methods that hide them.
+type secrets Credentials
+
+func reveal(s NewSubscriber) revealed { return revealed{s, secrets(s.HA1)} }
 
 // RemoveSubscriber deletes a subscriber.
 func (c *Client) RemoveSubscriber(ctx context.Context, impi string) error {
@@ -120,7 +131,7 @@ func (c *Client) ImportSubscribers(ctx context.Context, all []NewSubscriber) (Im
 	go func() {
 		enc := json.NewEncoder(w)
 		for _, s := range all {
-			if err := enc.Encode(s); err != nil {
+			if err := enc.Encode(reveal(s)); err != nil {
 				break // the reader is gone, and says why
 			}
 		}

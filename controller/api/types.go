@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"time"
@@ -126,7 +127,9 @@ type NewSubscriber struct {
 }
 
 // Credentials are the digest secrets of a subscriber, H(IMPI:realm:password)
-// in lower-case hex (RFC 7616 §3.4.2). At least one is set. Printing hides them.
+// in lower-case hex (RFC 7616 §3.4.2). At least one is set. Printing, logging
+// and JSON hide them; only the client sends them, with ImportSubscribers and
+// AddSubscriber.
 type Credentials struct {
 	MD5    string `json:"md5,omitempty"`
 	SHA256 string `json:"sha256,omitempty"`
@@ -142,6 +145,9 @@ func (Credentials) Format(s fmt.State, _ rune) { fmt.Fprint(s, hidden) }
 
 // LogValue hides the secrets.
 func (Credentials) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// MarshalJSON hides the secrets.
+func (Credentials) MarshalJSON() ([]byte, error) { return json.Marshal(hidden) }
 
 // SubscriberPage is a part of the list of subscribers, ordered by IMPI.
 type SubscriberPage struct {
