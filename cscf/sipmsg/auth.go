@@ -16,10 +16,7 @@ var errAuth = errors.New("parse auth: malformed")
 // is an error: which one counts would be a guess.
 func ParseAuth(s string) (scheme string, p AuthParams, err error) {
 	s = trim(s)
-	n := 0
-	for n < len(s) && class[s[n]]&tokenChar != 0 {
-		n++
-	}
+	n := tokenLen(s)
 	if n == 0 || n == len(s) || !isSpace(s[n]) {
 		return "", "", errAuth
 	}
@@ -48,10 +45,7 @@ func ParseAuth(s string) (scheme string, p AuthParams, err error) {
 // next cuts the first parameter off; an empty name or value means malformed.
 func (p AuthParams) next() (name, value string, rest AuthParams) {
 	s := string(p)
-	n := 0
-	for n < len(s) && class[s[n]]&tokenChar != 0 {
-		n++
-	}
+	n := tokenLen(s)
 	name = s[:n]
 	if s = trim(s[n:]); s == "" || s[0] != '=' {
 		return "", "", ""

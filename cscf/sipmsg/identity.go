@@ -31,26 +31,25 @@ func (u URI) AOR() string {
 // and writes the others in upper case.
 func canonicalUser(s string) string { return unescape(s, strictUser) }
 
-// unescape undoes escapes of characters in a class; others are kept, in upper
-// case.
+// unescape writes characters of a class plainly and all others escaped, in
+// upper case.
 func unescape(s string, bits uint8) string {
-	if strings.IndexByte(s, '%') < 0 {
+	if all(s, bits) {
 		return s
 	}
 	const hex = "0123456789ABCDEF"
 	b := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
-		if s[i] != '%' || i+2 >= len(s) || unhex(s[i+1]) < 0 || unhex(s[i+2]) < 0 {
-			b = append(b, s[i])
-			continue
+		c := s[i]
+		if c == '%' && i+2 < len(s) && unhex(s[i+1]) >= 0 && unhex(s[i+2]) >= 0 {
+			c = byte(unhex(s[i+1])<<4 | unhex(s[i+2]))
+			i += 2
 		}
-		c := byte(unhex(s[i+1])<<4 | unhex(s[i+2]))
 		if class[c]&bits != 0 {
 			b = append(b, c)
 		} else {
 			b = append(b, '%', hex[c>>4], hex[c&15])
 		}
-		i += 2
 	}
 	return string(b)
 }
@@ -81,6 +80,9 @@ func (u URI) Equal(v URI) bool {
 	if u.Scheme != v.Scheme {
 		return false
 	}
+	if u.parts() > MaxParams || v.parts() > MaxParams {
+		return u == v // comparing each with each would be quadratic
+	}
 	switch u.Scheme {
 	case "sip", "sips":
 		return canonicalUser(u.User) == canonicalUser(v.User) &&
@@ -93,6 +95,11 @@ func (u URI) Equal(v URI) bool {
 			telParamsMatch(u.Params, v.Params) && telParamsMatch(v.Params, u.Params)
 	}
 	return u.User == v.User
+}
+
+// parts counts parameters and headers.
+func (u URI) parts() int {
+	return strings.Count(string(u.Params), ";") + strings.Count(u.Headers, "&")
 }
 
 // uriParam finds a URI parameter; in URIs, unlike in headers, a name may be

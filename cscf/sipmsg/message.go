@@ -1,9 +1,6 @@
 package sipmsg
 
-import (
-	"iter"
-	"strings"
-)
+import "iter"
 
 // Message is a SIP request or response. The zero value is ready for Parse.
 type Message struct {
@@ -176,9 +173,9 @@ func (m *Message) CSeq() (num uint32, method string) {
 }
 
 func parseCSeq(s string) (num uint32, method string, ok bool) {
-	i := strings.IndexAny(s, " \t")
-	if i < 0 {
-		return 0, "", false
+	i := 0
+	for i < len(s) && !isSpace(s[i]) {
+		i++
 	}
 	n := number(s[:i], 1<<31-1)
 	method = trim(s[i:])

@@ -46,11 +46,12 @@ func scanNameAddr(s string) (NameAddr, error) {
 			return NameAddr{}, errNameAddr
 		}
 		open = 0
-	} else if open = strings.IndexByte(s, '<'); open >= 0 {
+	} else if i := strings.IndexAny(s, `<;"`); i >= 0 && s[i] == '<' {
+		open = i
 		a.Display = trim(s[:open])
 		for i := range len(a.Display) {
-			if c := a.Display[i]; class[c]&tokenChar == 0 && !isSpace(c) {
-				// A < that is not the one of a name-addr, or a name that needs quotes.
+			// UTF-8 belongs into quotes, but many phones leave them out.
+			if c := a.Display[i]; class[c]&tokenChar == 0 && !isSpace(c) && c < 0x80 {
 				return NameAddr{}, errNameAddr
 			}
 		}

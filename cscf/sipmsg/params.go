@@ -121,10 +121,7 @@ func (p Params) valid() bool {
 			return false
 		}
 		s = trim(s[1:])
-		n := 0
-		for n < len(s) && class[s[n]]&tokenChar != 0 {
-			n++
-		}
+		n := tokenLen(s)
 		if n == 0 {
 			return false
 		}

@@ -98,7 +98,7 @@ func (m *Message) Parse(raw []byte) error {
 	if size > MaxSize {
 		m.fail(errTooLarge)
 	}
-	if first == 0 || text[first-1] != '\r' || strings.IndexByte(text[:first-1], '\r') >= 0 {
+	if text[first-1] != '\r' || strings.IndexByte(text[:first-1], '\r') >= 0 || strings.IndexByte(text[:first], 0) >= 0 {
 		m.fail(errLineEnd)
 	}
 
@@ -108,15 +108,15 @@ func (m *Message) Parse(raw []byte) error {
 		m.parseLines(text[first+1:])
 	} else {
 		end += first - 1 + 2
-		m.parseLines(text[first+1 : max(end, first+1)])
+		m.parseLines(text[first+1 : end])
 		end += 2
-		m.body = raw[end:]
+		m.body = raw[end:len(raw):len(raw)]
 	}
 	m.check()
 	if m.err == nil {
 		if n := m.contentLength(); n >= 0 {
 			raw = raw[:end+n]
-			m.body = raw[end:]
+			m.body = m.body[:n:n]
 		}
 	}
 	if m.err != nil {
@@ -216,6 +216,9 @@ func (m *Message) parseLines(s string) {
 		text := s[:end]
 		s = s[end:]
 		if text == "\n" || text == "\r\n" {
+			// An end of the headers that is not the one of the message: what
+			// follows would be header to one reader and body to another.
+			m.fail(errLineEnd)
 			return
 		}
 		if len(m.lines) == MaxHeaders {
@@ -324,9 +327,11 @@ func tooManyParams(s string) bool {
 			case ';':
 				count++
 			case '"':
-				if n := quoted(element[i:]); n > 0 {
-					i += n - 1
+				n := quoted(element[i:])
+				if n < 0 {
+					n = len(element) - i // searching on would be quadratic
 				}
+				i += n - 1
 			}
 		}
 		if count > MaxParams {
@@ -402,18 +407,21 @@ func (m *Message) check() {
 	}
 }
 
-// contentLength compares Content-Length with the bytes that are there; -1 if
-// there is no such header.
+// contentLength gives the length of the body: what Content-Length says, all
+// that is there without one, -1 after an error.
 func (m *Message) contentLength() int {
 	v, ok := m.Value(ContentLength)
 	if !ok {
-		return -1
+		return len(m.body)
 	}
 	n := number(v, MaxSize)
-	if n < 0 && !allDigits(v) {
+	switch {
+	case n < 0 && !allDigits(v):
 		m.fail(errBadLength)
-	} else if n < 0 || n > len(m.body) {
+		return -1
+	case n < 0 || n > len(m.body):
 		m.fail(errLength)
+		return -1
 	}
 	return n
 }

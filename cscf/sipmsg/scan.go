@@ -85,6 +85,15 @@ func all(s string, bits uint8) bool {
 	return s != ""
 }
 
+// tokenLen gives the length of the token that s begins with.
+func tokenLen(s string) int {
+	n := 0
+	for n < len(s) && class[s[n]]&tokenChar != 0 {
+		n++
+	}
+	return n
+}
+
 // escaped says whether s has only characters of a class and whole escapes.
 // The empty string passes.
 func escaped(s string, bits uint8) bool {

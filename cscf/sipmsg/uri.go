@@ -131,8 +131,11 @@ func validHost(s string) bool {
 	if s[0] != '[' {
 		return all(s, hostChar) && s[0] != '.'
 	}
-	addr, err := netip.ParseAddr(strings.Trim(s, "[]"))
-	return err == nil && addr.Is6() && addr.Zone() == "" && len(s) > 2 && s[len(s)-1] == ']' && s[1] != '['
+	if s[len(s)-1] != ']' {
+		return false
+	}
+	addr, err := netip.ParseAddr(s[1 : len(s)-1])
+	return err == nil && addr.Is6() && addr.Zone() == ""
 }
 
 // String writes the URI.

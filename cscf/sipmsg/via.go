@@ -6,7 +6,8 @@ import (
 )
 
 // Via is one element of a Via header (RFC 3261 §20.42). An IPv6 Host keeps its
-// brackets; Port 0 means that none was written.
+// brackets; Port 0 means that none was written. The version is not kept: a
+// request of a later version must be answered, too (RFC 3261 §21.5.6).
 type Via struct {
 	Transport string
 	Host      string
@@ -20,17 +21,17 @@ var errVia = errors.New("parse via: malformed")
 func ParseVia(s string) (Via, error) {
 	var v Via
 	s = trim(s)
-	var ok bool
-	if s, ok = viaPart(s, "SIP"); !ok {
+	if !hasPrefixFold(s, "SIP") {
 		return Via{}, errVia
 	}
-	if s, ok = viaPart(s, "2.0"); !ok {
+	s, ok := cutSlash(s[len("SIP"):])
+	if !ok {
 		return Via{}, errVia
 	}
-	n := 0
-	for n < len(s) && class[s[n]]&tokenChar != 0 {
-		n++
+	if s, ok = cutSlash(s[tokenLen(s):]); !ok {
+		return Via{}, errVia
 	}
+	n := tokenLen(s)
 	if n == 0 || n == len(s) || !isSpace(s[n]) {
 		return Via{}, errVia
 	}
@@ -67,12 +68,9 @@ func ParseVia(s string) (Via, error) {
 	return v, nil
 }
 
-// viaPart cuts `part LWS "/" LWS` off.
-func viaPart(s, part string) (string, bool) {
-	if !hasPrefixFold(s, part) {
-		return "", false
-	}
-	if s = trim(s[len(part):]); s == "" || s[0] != '/' {
+// cutSlash cuts a slash and the white space around it off.
+func cutSlash(s string) (string, bool) {
+	if s = trim(s); s == "" || s[0] != '/' {
 		return "", false
 	}
 	return trim(s[1:]), true
