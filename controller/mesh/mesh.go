@@ -84,6 +84,25 @@ type Mesh struct {
 // Listen opens the node's port. The certificate must load and belong to
 // NodeName of ClusterID.
 func Listen(cfg Config) (*Mesh, error) {
+	m, err := Dialer(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
+	}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	tcp, err := lc.Listen(m.ctx, "tcp", cfg.Addr)
+	if err != nil {
+		m.cancel()
+		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
+	}
+	m.tcp = tcp
+	m.wg.Add(1)
+	go m.accept()
+	return m, nil
+}
+
+// Dialer returns a mesh without a port, for a process that only dials. Addr
+// gives the address that it dials from.
+func Dialer(cfg Config) (*Mesh, error) {
 	if cfg.HandshakeTimeout == 0 {
 		cfg.HandshakeTimeout = defaultTimeout
 	}
@@ -96,24 +115,16 @@ func Listen(cfg Config) (*Mesh, error) {
 	m := &Mesh{
 		cfg: cfg, log: cfg.Log, slots: make(chan struct{}, cfg.MaxHandshakes),
 		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}),
+		dialer: net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: sourceAddr(cfg.Addr)},
 	}
 	if err := m.checkOwn(); err != nil {
-		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
+		return nil, err
 	}
-	keepAlive := net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	tcp, err := lc.Listen(m.ctx, "tcp", cfg.Addr)
-	if err != nil {
-		m.cancel()
-		return nil, fmt.Errorf("listen on mesh %s: %w", cfg.Addr, err)
-	}
-	m.tcp = tcp
-	m.dialer = net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: sourceAddr(cfg.Addr)}
-	m.wg.Add(1)
-	go m.accept()
 	return m, nil
 }
+
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}
 
 // sourceAddr makes a node with several addresses speak from the one that its
 // peers and packet filters know.
@@ -352,7 +363,10 @@ func (m *Mesh) Close() error {
 	}
 	m.mu.Unlock()
 	m.cancel()
-	err := m.tcp.Close()
+	var err error
+	if m.tcp != nil {
+		err = m.tcp.Close()
+	}
 	for _, l := range listeners {
 		_ = l.Close()
 	}
