@@ -208,3 +208,16 @@ func walkValues[T any](root *iradix.Node[T]) iter.Seq[T] {
 func groupKey(id GroupID) string { return string(binary.BigEndian.AppendUint32(nil, id)) }
 
 func assignmentKey(k Kind, user string) string { return string(k) + "\x00" + user }
+
+// SubscribersAfter gives, in order of IMPI, the subscribers that come after one.
+func (s *State) SubscribersAfter(impi string) iter.Seq[Subscriber] {
+	return func(yield func(Subscriber) bool) {
+		it := s.subscribers.Root().Iterator()
+		it.SeekLowerBound([]byte(impi))
+		for k, sub, ok := it.Next(); ok; k, sub, ok = it.Next() {
+			if string(k) != impi && !yield(sub) {
+				return
+			}
+		}
+	}
+}
