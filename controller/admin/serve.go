@@ -22,8 +22,21 @@ const Group = "bellwether"
 // A socket file that a dead node left is replaced; one that somebody answers
 // at is left alone and is an error.
 func Listen(path string) (net.Listener, error) {
+	l, err := ListenPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := share(path); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("open socket: %w", err)
+	}
+	return l, nil
+}
+
+// ListenPrivate is Listen for the own user alone.
+func ListenPrivate(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
-		return nil, fmt.Errorf("open admin socket: %w", err)
+		return nil, fmt.Errorf("open socket: %w", err)
 	}
 	// On Linux a socket's file takes the mode that the socket had before bind
 	// (unix(7)), so nobody else can connect before share says so.
@@ -36,11 +49,7 @@ func Listen(path string) (net.Listener, error) {
 	}}
 	l, err := lc.Listen(context.Background(), "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("open admin socket: %w", err)
-	}
-	if err := share(path); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("open admin socket: %w", err)
+		return nil, fmt.Errorf("open socket: %w", err)
 	}
 	return l, nil
 }
