@@ -186,8 +186,12 @@ func (c *Conn) answer(id uint64, status byte, payload []byte) {
 	var fixed [9]byte
 	binary.BigEndian.PutUint64(fixed[:], id)
 	fixed[8] = status
-	if err := c.queueControl(frameAnswer, fixed[:], "", payload); err == ErrTooLarge {
+	err := c.queueControl(frameAnswer, fixed[:], "", payload)
+	if err == ErrTooLarge {
 		fixed[8] = answerError
-		_ = c.queueControl(frameAnswer, fixed[:], "", []byte("answer is too large"))
+		err = c.queueControl(frameAnswer, fixed[:], "", []byte("answer is too large"))
+	}
+	if err == ErrFull {
+		c.o.Log.Warn("drop the answer to a call", "id", id, "err", err)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -77,6 +78,7 @@ type Options struct {
 	Calls      int           // calls of the peer that run at a time; 256
 	Pending    int           // own calls without an answer; 4096
 	Alive      time.Duration // interval of keep-alives; 500 ms. Both sides need the same order of magnitude
+	Log        *slog.Logger  // for answers that could not be sent; slog.Default()
 }
 
 const (
@@ -126,6 +128,9 @@ func New(nc net.Conn, h Handler, o Options) *Conn {
 	}
 	if o.Alive <= 0 {
 		o.Alive = defaultAlive
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
 	}
 	c := &Conn{nc: nc, h: h, o: o, wake: make(chan struct{}, 1)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
