@@ -34,7 +34,7 @@ type Child struct {
 type Config struct {
 	Children []Child
 	Log      *slog.Logger
-	Output   io.Writer     // where the children's output goes; nil: standard error
+	Output   io.Writer     // where whole lines of the children go, at the same time; nil: standard error
 	Stop     time.Duration // from SIGTERM to SIGKILL; 0: 10 s
 	// Exited is told of each exit at once, before the pause. It may be called
 	// for several children at the same time. Optional.
@@ -63,6 +63,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer cancel(nil)
 	s := &supervisor{cfg: cfg, self: self, ready: map[string]bool{}, running: map[string]*os.Process{}}
 
+	hup := Reloads(ctx) // before anybody can know that we run and send one
 	var children, others sync.WaitGroup
 	for _, c := range cfg.Children {
 		children.Go(func() {
@@ -72,7 +73,7 @@ func Run(ctx context.Context, cfg Config) error {
 		})
 	}
 	others.Go(func() { Watchdog(ctx, cfg.Log, func() bool { return true }) })
-	others.Go(func() { s.reloads(ctx) })
+	others.Go(func() { s.reloads(ctx, hup) })
 
 	<-ctx.Done()
 	Notify(cfg.Log, daemon.SdNotifyStopping)
@@ -208,8 +209,7 @@ func (s *supervisor) isUp() bool {
 
 // reloads passes each SIGHUP on to the children that are ready. One that is
 // not has no handler yet, would die of it, and reads the new file anyway.
-func (s *supervisor) reloads(ctx context.Context) {
-	hup := Reloads(ctx)
+func (s *supervisor) reloads(ctx context.Context, hup <-chan os.Signal) {
 	for {
 		select {
 		case <-ctx.Done():
