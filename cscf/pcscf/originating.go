@@ -1,0 +1,220 @@
+package pcscf
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/token"
+	"bellwether/cscf/transaction"
+)
+
+// fromPhone handles a request of a phone other than REGISTER (TS 24.229
+// §5.2.6.3, §5.2.7.2).
+func (c *CSCF) fromPhone(r *transaction.Request) {
+	if r.Message.ToTag() != "" {
+		m := r.Message.Clone()
+		to, refused := c.dialogFromPhone(m, r.From)
+		if refused != 0 {
+			c.refuse(r, refused)
+			return
+		}
+		c.forwardFromPhone(r, m, to)
+		return
+	}
+	m := r.Message.Clone()
+	b, as := c.table.sender(r.From.Flow, claimed(m), time.Now())
+	if b == nil {
+		c.refuse(r, 403)
+		return
+	}
+	cleanRequestFromPhone(m)
+	m.Remove(sipmsg.PPreferredIdentity)
+	m.Add(sipmsg.PAssertedIdentity, "<"+as.URI+">")
+	m.Add(sipmsg.PChargingVector, c.chargingVector())
+	c.enforceRoute(m, b)
+	if dialogForming(m.Method()) {
+		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
+		c.table.talks(b.ID)
+	}
+	to, err := c.core.Route(state.SCSCF, m)
+	if err != nil {
+		c.log.Warn("route a request", "user", b.AOR, "err", err)
+		restore(r)
+		return
+	}
+	c.forwardFromPhone(r, m, to)
+}
+
+func (c *CSCF) refuse(r *transaction.Request, status int) {
+	if status == 403 {
+		c.table.refused.Add(1)
+	}
+	r.Reply(status, "", nil)
+}
+
+// claimed lists the identities that a request wants to be asserted, by
+// preference.
+func claimed(m *sipmsg.Message) []string {
+	var out []string
+	for v := range m.Elements(sipmsg.PPreferredIdentity) {
+		if a, err := sipmsg.ParseNameAddr(v); err == nil {
+			if aor, ok := canonical(a.URI); ok {
+				out = append(out, aor)
+			}
+		}
+		if len(out) == 2 { // one sip and one tel at most (RFC 3325 §9.2)
+			break
+		}
+	}
+	if aor, ok := addressOfRecord(m, sipmsg.From); ok {
+		out = append(out, aor)
+	}
+	return out
+}
+
+// enforceRoute makes the Route the stored Service-Route, whatever the phone
+// wrote (TS 24.229 §5.2.6.3.3).
+func (c *CSCF) enforceRoute(m *sipmsg.Message, b *binding) {
+	routes := slices.Collect(m.Elements(sipmsg.Route))
+	for len(routes) > len(b.ServiceRoute) { // entries that led to us
+		a, err := sipmsg.ParseNameAddr(routes[0])
+		if err != nil {
+			break
+		}
+		if _, mine := c.mine(a.URI); !mine && !c.entry(a.URI) {
+			break
+		}
+		routes = routes[1:]
+	}
+	if !slices.Equal(routes, b.ServiceRoute) && len(routes) > 0 {
+		c.table.overwritten.Add(1)
+	}
+	m.Remove(sipmsg.Route)
+	if len(b.ServiceRoute) > 0 {
+		m.Add(sipmsg.Route, strings.Join(b.ServiceRoute, ", "))
+	}
+}
+
+// dialogFromPhone prepares a request inside a dialog, or the ACK of a 2xx:
+// its route set must lead through us, by a token of the phone's own, and then
+// on to an S-CSCF. refused is the status to answer, 0 for none.
+func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (to transaction.Peer, refused int) {
+	own, ok := c.popOwn(m)
+	if !ok || !c.table.known(from.Flow, own.Binding, time.Now()) {
+		return to, 403
+	}
+	if b := c.table.binding(own.Binding); b != nil && !sameFlow(b.Flow, from.Flow) && !c.table.owns(from.Flow, b.AOR) {
+		return to, 403 // the token of somebody else's dialog
+	}
+	next, ok := c.nextToken(m)
+	if g, known := c.core.State().Group(next.Group); !ok || !known || g.Kind != state.SCSCF {
+		return to, 403 // no phone may skip the S-CSCF
+	}
+	cleanRequestFromPhone(m)
+	m.Remove(sipmsg.PPreferredIdentity)
+	to, err := c.core.Route(state.SCSCF, m)
+	if err != nil {
+		return to, 504
+	}
+	return to, 0
+}
+
+// popOwn removes the Route entries that led here: those of the phone's
+// outbound proxy, and then the one with our token.
+func (c *CSCF) popOwn(m *sipmsg.Message) (token.Token, bool) {
+	for {
+		top, ok := m.TopRoute()
+		if !ok {
+			return token.Token{}, false
+		}
+		if own, ok := c.mine(top.URI); ok {
+			m.Pop(sipmsg.Route)
+			return own, true
+		}
+		if !c.entry(top.URI) {
+			return token.Token{}, false
+		}
+		m.Pop(sipmsg.Route)
+	}
+}
+
+// nextToken reads the token of the top Route.
+func (c *CSCF) nextToken(m *sipmsg.Message) (token.Token, bool) {
+	top, ok := m.TopRoute()
+	if !ok {
+		return token.Token{}, false
+	}
+	u, err := sipmsg.ParseURI(top.URI)
+	if err != nil {
+		return token.Token{}, false
+	}
+	return c.cfg.Sealer.Open(u.User)
+}
+
+// forwardFromPhone sends a phone's request on; what comes back is cleaned.
+func (c *CSCF) forwardFromPhone(r *transaction.Request, m *sipmsg.Message, to transaction.Peer) {
+	r.Forward(transaction.Forward{
+		Groups: [][]transaction.Target{{{Message: m, To: to}}},
+		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+			cleanTowardsPhone(m)
+			return transaction.Pass
+		},
+		Failed: func(r *transaction.Request, _ *transaction.Target, status int) {
+			if status == 503 && r.Message.ToTag() == "" {
+				restore(r)
+			}
+		},
+	})
+}
+
+// restoration tells a phone to register again (TS 24.229 §7.6, §5.2.6.3.9).
+const restoration = `<?xml version="1.0" encoding="UTF-8"?>
+<ims-3gpp version="1"><alternative-service><type>restoration</type><reason>The serving node cannot be reached</reason><action>initial-registration</action></alternative-service></ims-3gpp>
+`
+
+// restore answers for an S-CSCF that cannot be reached.
+func restore(r *transaction.Request) {
+	r.Reply(504, "", func(resp *sipmsg.Message) { resp.SetBody(imsBody, []byte(restoration)) })
+}
+
+const imsBody = "application/3gpp-ims+xml"
+
+const alternative = `<?xml version="1.0" encoding="UTF-8"?>
+<ims-3gpp version="1"><alternative-service><type>emergency</type><reason>Emergency calls are not handled here</reason></alternative-service></ims-3gpp>
+`
+
+// emergency reports whether a Request-URI asks for an emergency service
+// (RFC 5031).
+func emergency(uri string) bool {
+	const sos = "urn:service:sos"
+	return len(uri) >= len(sos) && strings.EqualFold(uri[:len(sos)], sos) &&
+		(len(uri) == len(sos) || uri[len(sos)] == '.')
+}
+
+// alternativeService sends an emergency call elsewhere, registered or not: no
+// emergency service is connected (TS 24.229 §5.2.10).
+func (c *CSCF) alternativeService(r *transaction.Request) {
+	r.Reply(380, "", func(resp *sipmsg.Message) { resp.SetBody(imsBody, []byte(alternative)) })
+}
+
+// toMyself reports whether a request is for the P-CSCF and not for anybody
+// behind it.
+func (c *CSCF) toMyself(m *sipmsg.Message) bool {
+	for v := range m.Elements(sipmsg.Route) {
+		if a, err := sipmsg.ParseNameAddr(v); err != nil || !c.entry(a.URI) {
+			return false
+		}
+	}
+	return m.ToTag() == "" && c.entry(m.RequestURI())
+}
+
+// options answers phones that ask whether we are there (RFC 3261 §11.2).
+func (c *CSCF) options(r *transaction.Request) {
+	r.Reply(200, "", func(resp *sipmsg.Message) {
+		resp.Add(sipmsg.Allow, "INVITE, ACK, CANCEL, BYE, OPTIONS, REGISTER, MESSAGE, SUBSCRIBE, NOTIFY, PUBLISH, REFER, INFO, PRACK, UPDATE")
+		resp.Add(sipmsg.Supported, "path")
+	})
+}

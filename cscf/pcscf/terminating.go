@@ -1,0 +1,70 @@
+package pcscf
+
+import (
+	"time"
+
+	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/transaction"
+)
+
+// fromCore handles a request that an S-CSCF sends towards a phone (TS 24.229
+// §5.2.6.4).
+func (c *CSCF) fromCore(r *transaction.Request) {
+	m := r.Message.Clone()
+	answered := c.called(m)
+	to, refused := c.towardsPhone(m, r.From)
+	if refused != 0 {
+		r.Reply(refused, "", nil)
+		return
+	}
+	r.Forward(transaction.Forward{
+		Groups: [][]transaction.Target{{{Message: m, To: to}}},
+		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+			c.cleanResponseFromPhone(m, answered)
+			return transaction.Pass
+		},
+	})
+}
+
+// called is the identity that the request was for, which the phone's answer
+// shall assert; "" if the S-CSCF did not say, as inside dialogs.
+func (c *CSCF) called(m *sipmsg.Message) string {
+	v, ok := m.Value(sipmsg.PCalledPartyID)
+	if !ok {
+		return ""
+	}
+	a, err := sipmsg.ParseNameAddr(v)
+	if err != nil {
+		return ""
+	}
+	return a.URI
+}
+
+// towardsPhone prepares a request for the phone whose binding our Path or
+// Record-Route names; refused is the status to answer, 0 for none. Inside a
+// dialog a phone is reached even when its registration has ended.
+func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (to transaction.Peer, refused int) {
+	if g, ok := c.core.State().Group(from.Group); !ok || g.Kind != state.SCSCF {
+		return to, 403
+	}
+	top, ok := m.TopRoute()
+	if !ok {
+		return to, 403
+	}
+	own, ok := c.mine(top.URI)
+	if !ok {
+		return to, 403
+	}
+	b := c.table.binding(own.Binding)
+	if b == nil || m.ToTag() == "" && !b.live(time.Now()) {
+		return to, 480
+	}
+	m.Pop(sipmsg.Route)
+	cleanTowardsPhone(m)
+	if m.ToTag() == "" && dialogForming(m.Method()) {
+		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
+		c.table.talks(b.ID)
+	}
+	return transaction.Peer{Flow: b.Flow}, 0
+}
