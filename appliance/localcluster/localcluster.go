@@ -1,0 +1,212 @@
+// Package localcluster runs a whole cluster on one machine: real nodes as
+// processes of their own, each on a loopback address of its own. The demo and
+// the acceptance tests stand on it.
+//
+// It writes a CA, certificates and a configuration per node into a directory,
+// starts `bellwether node` for each, and can stop, kill and start them again.
+// It knows nothing of SIP.
+//
+// Failure modes: an address in use or a node that does not start is an error
+// with the last lines that the node logged. The nodes die with this process
+// unless they are detached.
+package localcluster
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"bellwether/appliance/identity"
+	"bellwether/appliance/pki"
+	"bellwether/controller/api"
+)
+
+// NodeSpec is one node.
+type NodeSpec struct {
+	Name    string
+	Address netip.Addr // for everything: SIP, cluster port, metrics
+	Workers []string   // worker ids; the first letter tells the kind: p, i, s
+}
+
+// Spec is a cluster. Isolation, Detached and SIP may be left out.
+type Spec struct {
+	Dir       string // created if it is not there; must be empty
+	Binary    string // the bellwether program
+	Domain    string
+	Nodes     []NodeSpec // all are controllers: 1, 3 or 5
+	PortP     uint16     // SIP entries, the same on every node
+	PortI     uint16
+	PortS     uint16
+	PortNode  uint16   // cluster port
+	PortHTTP  uint16   // metrics
+	Isolation string   // process or none; empty: process
+	Detached  bool     // the nodes outlive this process
+	SIP       []string // further lines of the sip section, such as "min_expires: 2"
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	Spec  Spec
+	ID    string
+	Nodes []*Node
+}
+
+// Create writes the files of a cluster, and starts nothing.
+func Create(spec Spec) (*Cluster, error) {
+	if err := checkPorts(spec); err != nil {
+		return nil, err
+	}
+	c := &Cluster{Spec: spec, ID: strings.ToLower(rand.Text()[:12])}
+	ca, err := pki.CreateCA(c.ID, spec.Domain)
+	if err != nil {
+		return nil, fmt.Errorf("create the cluster: %w", err)
+	}
+	for i, ns := range spec.Nodes {
+		n := &Node{spec: spec, NodeSpec: ns, dir: filepath.Join(spec.Dir, ns.Name)}
+		n.Admin = api.New(filepath.Join(n.RunDir(), "admin.sock"))
+		dir := identity.Dir(n.DataDir())
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("create the cluster: %w", err)
+		}
+		if i == 0 {
+			if err := ca.Save(dir); err != nil {
+				return nil, fmt.Errorf("create the cluster: %w", err)
+			}
+			cert, key, err := pki.IssueNode(ca, ns.Name, []netip.Addr{ns.Address})
+			if err == nil {
+				err = pki.SaveNode(dir, cert, key)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("create the cluster: %w", err)
+			}
+		} else {
+			b, err := pki.IssueBundle(ca, ns.Name, []netip.Addr{ns.Address})
+			if err == nil {
+				err = b.WriteDir(dir)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("create the cluster: %w", err)
+			}
+		}
+		if err := os.WriteFile(n.ConfigFile(), []byte(n.config()), 0o600); err != nil {
+			return nil, fmt.Errorf("create the cluster: %w", err)
+		}
+		c.Nodes = append(c.Nodes, n)
+	}
+	return c, nil
+}
+
+// checkPorts says which address is in use before anything is written.
+func checkPorts(spec Spec) error {
+	for _, n := range spec.Nodes {
+		for _, port := range []uint16{spec.PortP, spec.PortI, spec.PortS} {
+			a := netip.AddrPortFrom(n.Address, port)
+			l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
+			if err != nil {
+				return fmt.Errorf("UDP %s cannot be used: %w; stop what uses it (ss -ulnp shows it), or is another demo running?", a, errors.Unwrap(err))
+			}
+			l.Close()
+		}
+		for _, port := range []uint16{spec.PortNode, spec.PortHTTP} {
+			a := netip.AddrPortFrom(n.Address, port)
+			l, err := net.Listen("tcp", a.String())
+			if err != nil {
+				return fmt.Errorf("TCP %s cannot be used: %w; stop what uses it (ss -tlnp shows it), or is another demo running?", a, errors.Unwrap(err))
+			}
+			l.Close()
+		}
+	}
+	return nil
+}
+
+// Start starts every node.
+func (c *Cluster) Start() error {
+	for _, n := range c.Nodes {
+		if err := n.Start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Node returns a node by name, nil if there is none.
+func (c *Cluster) Node(name string) *Node {
+	for _, n := range c.Nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// WaitReady returns when every running node serves: a leader is known, every
+// worker is connected to every node, and SIP is answered.
+func (c *Cluster) WaitReady(ctx context.Context) error {
+	for _, n := range c.Nodes {
+		for {
+			err := c.ready(ctx, n)
+			if err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("node %s is not ready: %w; its last log lines:\n%s", n.Name, err, n.LogTail(8))
+			case <-n.Exited():
+				return fmt.Errorf("node %s ended; its last log lines:\n%s", n.Name, n.LogTail(8))
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) ready(ctx context.Context, n *Node) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	st, err := n.Admin.Status(ctx)
+	if err != nil {
+		return err
+	}
+	want := 0
+	for _, s := range c.Spec.Nodes {
+		want += len(s.Workers)
+	}
+	up := slices.DeleteFunc(slices.Clone(st.Workers), func(w api.Worker) bool { return !w.Connected })
+	switch {
+	case st.Leader == "":
+		return errors.New("no leader yet")
+	case len(up) < want:
+		return fmt.Errorf("%d of %d workers are connected", len(up), want)
+	}
+	return n.readyz(ctx)
+}
+
+// Leader asks the nodes who leads; "" if none knows.
+func (c *Cluster) Leader(ctx context.Context) string {
+	for _, n := range c.Nodes {
+		if st, err := n.Admin.Status(ctx); err == nil && st.Leader != "" {
+			return st.Leader
+		}
+	}
+	return ""
+}
+
+// Stop stops every node and returns when all have ended.
+func (c *Cluster) Stop() error {
+	var errs []error
+	for _, n := range c.Nodes {
+		n.terminate()
+	}
+	for _, n := range c.Nodes {
+		errs = append(errs, n.Stop())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,181 @@
+// Package workerlink says what a worker process and a front process tell each
+// other over a link beside SIP: the method names and the payloads, in CBOR.
+//
+// A worker process connects to every front process of the cluster. It says
+// hello, names the groups that it serves now, proposes state commands, asks for
+// soft reservations, reports its load and the flows of its phones. The front
+// feeds it the cluster state, the load of all I-CSCFs, and asks it about users
+// and calls for the admin API.
+//
+// The package holds no connection and no state. Payloads are forward
+// compatible: an unknown field is skipped, a missing one is its zero value.
+package workerlink
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"bellwether/cscf/sipmsg"
+)
+
+// Methods of calls and notifications. The comment names payload and answer.
+const (
+	Hello   = "hello"   // worker to front, notification: HelloMsg
+	Groups  = "groups"  // worker to front, notification: GroupsMsg
+	Bind    = "bind"    // worker to front, notification: BindMsg
+	Load    = "load"    // worker to front, notification: LoadMsg
+	Follow  = "follow"  // worker to front, notification: FollowMsg
+	Propose = "propose" // worker to front, call: encoded state.Command, state.Result
+	Reserve = "reserve" // worker to front, call: ReserveMsg, ReserveReply
+
+	StateUpdate = "state" // front to worker, notification: state.Update
+	Loads       = "loads" // front to worker, notification: LoadsMsg
+
+	User  = "user"  // front to worker, call: UserMsg, UserReply
+	Calls = "calls" // front to worker, call: empty, CallsReply
+
+	ChildExit = "child-exit" // supervisor to front, call: ChildExitMsg, empty answer
+)
+
+// MaxCalls bounds the calls that one worker process lists in a CallsReply.
+const MaxCalls = 20_000
+
+// HelloMsg is the first thing that a worker process says on a link.
+type HelloMsg struct {
+	Node    string `cbor:"1,keyasint"`
+	Version string `cbor:"2,keyasint"`
+	PID     int    `cbor:"3,keyasint"`
+}
+
+// GroupsMsg names the groups that the worker process serves now; it replaces
+// what was said before on the same link.
+type GroupsMsg struct {
+	Groups []uint32 `cbor:"1,keyasint"`
+}
+
+// FollowMsg asks the front to feed the cluster state, or to stop that.
+type FollowMsg struct {
+	On bool `cbor:"1,keyasint"`
+}
+
+// BindMsg tells the front that a flow of its own belongs to a group until a
+// time (Unix milliseconds); 0 forgets the flow.
+type BindMsg struct {
+	Flow  sipmsg.Flow `cbor:"1,keyasint"`
+	Group uint32      `cbor:"2,keyasint"`
+	Until int64       `cbor:"3,keyasint"`
+}
+
+// GroupLoad is the load of one group's worker.
+type GroupLoad struct {
+	Group    uint32  `cbor:"1,keyasint"`
+	Load     float64 `cbor:"2,keyasint"` // requests in flight plus CPU, the figure of min-load
+	Users    int     `cbor:"3,keyasint"` // registered users that the worker holds
+	Calls    int     `cbor:"4,keyasint"` // calls up or ringing
+	InFlight int     `cbor:"5,keyasint"` // server transactions without a final response
+	Messages uint64  `cbor:"6,keyasint"` // SIP messages received since the start
+}
+
+// LoadMsg is sent every second by each worker process to each front.
+type LoadMsg struct {
+	Groups []GroupLoad `cbor:"1,keyasint"`
+	CPU    float64     `cbor:"2,keyasint"` // cores in use by the process over the last second
+}
+
+// LoadsMsg tells a worker process the load of every I-CSCF of the cluster.
+type LoadsMsg struct {
+	Loads map[uint32]float64 `cbor:"1,keyasint"`
+}
+
+// ReserveMsg asks for a soft reservation of a worker of a kind for a user.
+type ReserveMsg struct {
+	Kind string `cbor:"1,keyasint"`
+	User string `cbor:"2,keyasint"`
+}
+
+// ReserveReply names the reserved group.
+type ReserveReply struct {
+	Group uint32 `cbor:"1,keyasint"`
+}
+
+// UserMsg asks what a worker process knows of a user.
+type UserMsg struct {
+	AOR  string `cbor:"1,keyasint"` // canonical public identity
+	IMPI string `cbor:"2,keyasint"`
+}
+
+// Binding is a contact of a user at one worker.
+type Binding struct {
+	Worker       string    `cbor:"1,keyasint"`
+	Kind         string    `cbor:"2,keyasint"`
+	Contact      string    `cbor:"3,keyasint"`
+	Path         []string  `cbor:"4,keyasint"`
+	ServiceRoute []string  `cbor:"5,keyasint"`
+	Flow         string    `cbor:"6,keyasint"` // at a P-CSCF: where the phone is reached
+	Expires      time.Time `cbor:"7,keyasint"`
+	Q            float64   `cbor:"8,keyasint"` // at an S-CSCF: RFC 3261 §20.10
+}
+
+// UserReply lists the contacts that a worker process holds for a user.
+type UserReply struct {
+	Bindings []Binding `cbor:"1,keyasint"`
+}
+
+// Call is one call as an S-CSCF sees it.
+type Call struct {
+	CallID  string    `cbor:"1,keyasint"`
+	From    string    `cbor:"2,keyasint"`
+	To      string    `cbor:"3,keyasint"`
+	State   string    `cbor:"4,keyasint"`
+	Worker  string    `cbor:"5,keyasint"`
+	Started time.Time `cbor:"6,keyasint"`
+	Role    string    `cbor:"7,keyasint"` // "orig" or "term": the half that this worker serves
+}
+
+// CallsReply lists calls, at most MaxCalls.
+type CallsReply struct {
+	Calls []Call `cbor:"1,keyasint"`
+}
+
+// ChildExitMsg reports that a child process of a node ended on its own.
+type ChildExitMsg struct {
+	Child    string    `cbor:"1,keyasint"` // "front" or "worker"
+	Reason   string    `cbor:"2,keyasint"` // "signal: killed", "exit status 2"
+	Restarts int       `cbor:"3,keyasint"` // since the node started
+	At       time.Time `cbor:"4,keyasint"`
+}
+
+// ErrPayload means that a payload is not what its method carries.
+var ErrPayload = errors.New("malformed payload")
+
+var (
+	enc = must(cbor.EncOptions{Time: cbor.TimeUnixMicro}.EncMode())
+	dec = must(cbor.DecOptions{MaxArrayElements: 1 << 20, MaxMapPairs: 1 << 16, MaxNestedLevels: 16}.DecMode())
+)
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err) // options are constants: a programming error, seen by every test
+	}
+	return v
+}
+
+// Encode returns the payload for v, one of the types of this package.
+func Encode(v any) []byte {
+	b, err := enc.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("encode %T: %v", v, err)) // the types above always encode
+	}
+	return b
+}
+
+// Decode reads a payload into v.
+func Decode(b []byte, v any) error {
+	if err := dec.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("decode %T: %w: %w", v, ErrPayload, err)
+	}
+	return nil
+}
