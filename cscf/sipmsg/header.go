@@ -184,7 +184,7 @@ func HeaderNamed(name string) Header {
 	}
 	for i := nameHash(name); ; i = (i + 1) % nameSlots {
 		h := nameIndex[i]
-		if h == OtherHeader || equalFold(headerTable[h].name, name) {
+		if h == OtherHeader || headerTable[h].name == name || equalFold(headerTable[h].name, name) {
 			return h
 		}
 	}

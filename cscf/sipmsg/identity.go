@@ -33,7 +33,7 @@ func canonicalUser(s string) string { return unescape(s, strictUser) }
 
 // unescape writes characters of a class plainly and all others escaped, in
 // upper case.
-func unescape(s string, bits uint8) string {
+func unescape(s string, bits uint16) string {
 	if all(s, bits) {
 		return s
 	}
@@ -60,7 +60,7 @@ func canonicalHost(s string) string {
 			return "[" + addr.String() + "]"
 		}
 	}
-	return strings.TrimSuffix(strings.ToLower(s), ".")
+	return strings.TrimRight(strings.ToLower(s), ".")
 }
 
 // bareNumber leaves visual separators out (RFC 3966 §5.1.1).

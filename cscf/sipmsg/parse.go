@@ -102,16 +102,8 @@ func (m *Message) Parse(raw []byte) error {
 		m.fail(errLineEnd)
 	}
 
-	end := bytes.Index(raw[first-1:], []byte("\r\n\r\n"))
-	if end < 0 {
-		m.fail(errUnfinished)
-		m.parseLines(text[first+1:])
-	} else {
-		end += first - 1 + 2
-		m.parseLines(text[first+1 : end])
-		end += 2
-		m.body = raw[end:len(raw):len(raw)]
-	}
+	end := first + 1 + m.parseLines(text[first+1:])
+	m.body = raw[end:len(raw):len(raw)]
 	m.check()
 	if m.err == nil {
 		if n := m.contentLength(); n >= 0 {
@@ -120,6 +112,7 @@ func (m *Message) Parse(raw []byte) error {
 		}
 	}
 	if m.err != nil {
+		m.cleanLines()
 		if !m.request {
 			return &Error{0, m.err.Reason}
 		}
@@ -193,63 +186,57 @@ func (m *Message) checkRequestURI() {
 	}
 }
 
-// parseLines indexes the header lines. Lines that are malformed are left out,
-// so that what is indexed can be put into an answer.
-func (m *Message) parseLines(s string) {
+// parseLines indexes the header lines and gives the length of the header
+// section with its empty line. Lines that are malformed are left out or
+// cleaned, so that what is indexed can be put into an answer.
+func (m *Message) parseLines(s string) int {
+	section := s
 	hasNUL := strings.IndexByte(s, 0) >= 0
 	manyParams := strings.Count(s, ";") > MaxParams
-	for s != "" {
-		end := strings.IndexByte(s, '\n') + 1
-		if end == 0 {
-			m.fail(errUnfinished)
-			return
-		}
-		first := end
-		for end < len(s) && (s[end] == ' ' || s[end] == '\t') {
+	crlfs := 0
+	for {
+		end, folded := 0, false
+		for {
 			n := strings.IndexByte(s[end:], '\n') + 1
 			if n == 0 {
 				m.fail(errUnfinished)
-				return
+				return len(section)
 			}
-			end += n
+			if n > 1 && s[end+n-2] == '\r' {
+				crlfs++
+			} else {
+				m.fail(errLineEnd)
+			}
+			if end += n; end == len(s) || s[end] != ' ' && s[end] != '\t' {
+				break
+			}
+			folded = true
 		}
 		text := s[:end]
 		s = s[end:]
-		if text == "\n" || text == "\r\n" {
-			// An end of the headers that is not the one of the message: what
-			// follows would be header to one reader and body to another.
-			m.fail(errLineEnd)
-			return
+		if text == "\r\n" || text == "\n" {
+			break
 		}
 		if len(m.lines) == MaxHeaders {
 			m.fail(errTooManyHeaders)
-			return
-		}
-		l := line{text: text}
-		if !cleanEnds(text, first) {
-			m.fail(errLineEnd)
-			l.text = ""
+			return len(section)
 		}
 		if hasNUL && strings.IndexByte(text, 0) >= 0 && !quotedNUL(text) {
 			m.fail(errLineEnd)
 			continue
 		}
-		colon := strings.IndexByte(text, ':')
-		if colon < 0 {
-			m.fail(errHeaderLine)
-			continue
+		n := tokenLen(text)
+		l := line{name: text[:n], text: text}
+		for text[n] == ' ' || text[n] == '\t' {
+			n++
 		}
-		l.name = text[:colon]
-		for l.name != "" && (l.name[len(l.name)-1] == ' ' || l.name[len(l.name)-1] == '\t') {
-			l.name = l.name[:len(l.name)-1]
-		}
-		if !all(l.name, tokenChar) {
+		if l.name == "" || text[n] != ':' {
 			m.fail(errHeaderLine)
 			continue
 		}
 		l.header = HeaderNamed(l.name)
-		l.value = trim(text[colon+1:])
-		if first != end || l.text == "" {
+		l.value = trim(text[n+1:])
+		if folded {
 			l.value = unfold(l.value)
 		}
 		if manyParams && strings.Count(l.value, ";") > MaxParams && tooManyParams(l.value) {
@@ -258,39 +245,56 @@ func (m *Message) parseLines(s string) {
 		}
 		m.lines = append(m.lines, l)
 	}
+	n := len(section) - len(s)
+	if strings.Count(section[:n], "\r") != crlfs {
+		m.fail(errLineEnd)
+	}
+	return n
 }
 
-// cleanEnds says whether text, a header line with its continuations, has CR
-// and LF only together. first is the length of the line without continuations.
-func cleanEnds(text string, first int) bool {
-	for {
-		cr := strings.IndexByte(text, '\r')
-		if cr < 0 || cr+2 != first {
-			return false
-		}
-		if text = text[first:]; text == "" {
-			return true
-		}
-		first = strings.IndexByte(text, '\n') + 1
+// cleanLines makes header lines with stray line ends fit for an answer.
+func (m *Message) cleanLines() {
+	for i := range m.lines {
+		l := &m.lines[i]
+		l.value, l.text = unfold(l.value), ""
 	}
 }
 
-// quotedNUL says whether every NUL is a quoted-pair (RFC 3261 §25.1).
+// quotedNUL says whether every NUL is in a quoted string (RFC 3261 §25.1). It
+// sees quotes where nextElement does, so that it holds for each element, too.
 func quotedNUL(s string) bool {
-	inQuotes := false
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
-		case '"':
-			inQuotes = !inQuotes
-		case '\\':
-			if inQuotes {
-				i++
-			}
 		case 0:
 			return false
+		case '"':
+			n := quoted(s[i:])
+			if n < 0 || bareNUL(s[i:i+n]) {
+				return false
+			}
+			i += n - 1
+		case '<':
+			if n := strings.IndexByte(s[i:], '>'); n >= 0 && strings.IndexByte(s[i:i+n], 0) < 0 {
+				i += n
+			} else if n >= 0 || strings.IndexByte(s[i:], 0) >= 0 {
+				return false
+			}
 		}
 	}
 	return true
+}
+
+// bareNUL says whether a quoted string has a NUL without a backslash.
+func bareNUL(s string) bool {
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '\\':
+			i++
+		case 0:
+			return true
+		}
+	}
+	return false
 }
 
 // unfold replaces each line break and the white space around it by one space

@@ -13,13 +13,14 @@ const (
 	valueChar  // a parameter's value that is not quoted
 	schemeChar // after the first letter
 	uriChar    // anything visible that may stand in a URI of unknown scheme
+	spaceChar  // linear white space and line ends
 	uriParam   // paramchar and hvalue of a SIP URI, unescaped, with their separators
 	strictUser // userChar as the RFC has it
 )
 
-var class = func() (t [256]uint8) {
+var class = func() (t [256]uint16) {
 	const unreserved = "-_.!~*'()"
-	mark := func(chars string, bits uint8) {
+	mark := func(chars string, bits uint16) {
 		for i := range len(chars) {
 			t[chars[i]] |= bits
 		}
@@ -35,6 +36,7 @@ var class = func() (t [256]uint8) {
 	mark("-.!%*_+`'~", tokenChar)
 	mark(unreserved+"&=+$,;?/", userChar|strictUser)
 	mark("#", userChar)
+	mark(" \t\r\n", spaceChar)
 	mark("-._", hostChar)
 	mark("+-.", schemeChar)
 	mark(unreserved+"[]/:&+$;=?", uriParam)
@@ -76,7 +78,7 @@ func hasPrefixFold(s, prefix string) bool {
 }
 
 // all says whether s has only characters of a class and at least one.
-func all(s string, bits uint8) bool {
+func all(s string, bits uint16) bool {
 	for i := range len(s) {
 		if class[s[i]]&bits == 0 {
 			return false
@@ -96,7 +98,7 @@ func tokenLen(s string) int {
 
 // escaped says whether s has only characters of a class and whole escapes.
 // The empty string passes.
-func escaped(s string, bits uint8) bool {
+func escaped(s string, bits uint16) bool {
 	for i := 0; i < len(s); i++ {
 		if s[i] == '%' {
 			if i+2 >= len(s) || unhex(s[i+1]) < 0 || unhex(s[i+2]) < 0 {
@@ -120,7 +122,7 @@ func unhex(c byte) int {
 	return -1
 }
 
-func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
+func isSpace(c byte) bool { return class[c]&spaceChar != 0 }
 
 // trim removes linear white space at both ends.
 func trim(s string) string {
@@ -204,6 +206,9 @@ func Quote(s string) string {
 // nextElement cuts the first element off a comma-separated list. It may be
 // empty. more says that a comma followed.
 func nextElement(s string) (element, rest string, more bool) {
+	if strings.IndexByte(s, ',') < 0 {
+		return trim(s), "", false
+	}
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case ',':
