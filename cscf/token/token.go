@@ -120,10 +120,12 @@ func (st *state) sign() []byte {
 
 // Seal gives the text of a token: Size lower-case letters and digits, ending
 // in 64 bits of HMAC-SHA256.
-func (s *Sealer) Seal(t Token) string {
+func (s *Sealer) Seal(t Token) string { return s.seal(version, t) }
+
+func (s *Sealer) seal(v byte, t Token) string {
 	st := s.states.Get().(*state)
 	defer s.states.Put(st)
-	st.raw[0] = version<<4 | byte(t.Mode)&0x0f
+	st.raw[0] = v<<4 | byte(t.Mode)&0x0f
 	binary.BigEndian.PutUint32(st.raw[1:], t.Group)
 	binary.BigEndian.PutUint64(st.raw[5:], t.Binding)
 	copy(st.raw[bodySize:], st.sign())
