@@ -1,0 +1,268 @@
+// Package icscf is the I-CSCF: it asks the HSS which S-CSCF a request is for,
+// has one reserved for a user who registers without one, and relays the
+// request there (TS 24.229 §5.3).
+//
+// It keeps no state and writes no Record-Route, so any I-CSCF can carry on for
+// any other and none is in the way of a dialog. It does not authenticate and
+// does not look at phones.
+//
+// Invariants:
+//   - A REGISTER is taken from a P-CSCF of the cluster only.
+//   - What comes from the wire has no identity until somebody proved one: the
+//     headers of RFC 3325 and RFC 7315 are removed.
+//   - Only requests for users of the home domain go on; this is no open relay.
+//
+// Failure modes: an HSS that cannot be asked, and a cluster that has no S-CSCF
+// to give, are answered 504, never 403: the user is not at fault.
+package icscf
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"bellwether/controller/state"
+	"bellwether/cscf/digest"
+	"bellwether/cscf/hss"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/token"
+	"bellwether/cscf/transaction"
+)
+
+// Config is what an I-CSCF is.
+type Config struct {
+	Group       state.GroupID
+	Sealer      *token.Sealer
+	ServiceAddr netip.AddrPort // of the group, with the port of the I entry
+	Domain      string         // home network domain
+	HSS         hss.HSS
+	Log         *slog.Logger
+}
+
+// Core is what an I-CSCF needs of the worker process. All methods may be
+// called from any goroutine and none may block.
+type Core interface {
+	// State is the current copy of the cluster state.
+	State() *state.State
+	// Reserve names a group of that kind for a user who is assigned to none,
+	// and holds the place for a while; done is called once, on any goroutine.
+	Reserve(kind state.Kind, user string, done func(state.GroupID, error))
+	// Route gives the next hop of m inside the cluster: the group that the
+	// token of its top Route names, for a response that of its top Via.
+	Route(kind state.Kind, m *sipmsg.Message) (transaction.Peer, error)
+}
+
+// CSCF is the I-CSCF of one group. It is safe for use by many shards.
+type CSCF struct {
+	cfg  Config
+	core Core
+	log  *slog.Logger
+}
+
+var _ transaction.User = (*CSCF)(nil)
+
+// New returns an I-CSCF.
+func New(cfg Config, core Core) *CSCF {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &CSCF{cfg: cfg, core: core, log: cfg.Log.With("role", "i-cscf", "group", cfg.Group)}
+}
+
+// Stop does nothing: there is nothing to end.
+func (c *CSCF) Stop() {}
+
+// Request handles a new request.
+func (c *CSCF) Request(r *transaction.Request) {
+	m := r.Message
+	for option := range m.Elements(sipmsg.ProxyRequire) {
+		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
+		return
+	}
+	if m.Method() == "REGISTER" {
+		c.register(r)
+		return
+	}
+	u, err := sipmsg.ParseURI(m.RequestURI())
+	if err != nil {
+		r.Reply(400, "Malformed Request-URI", nil)
+		return
+	}
+	if m.Method() == "OPTIONS" && u.User == "" && c.myself(u) {
+		r.Reply(200, "", nil)
+		return
+	}
+	c.locate(r, u)
+}
+
+// Ack drops: an I-CSCF is in no route set, so no ACK of a 2xx comes here.
+func (c *CSCF) Ack(*transaction.Layer, *sipmsg.Message, transaction.Peer) {}
+
+// Stray relays a response of a predecessor's transaction, by the Via below
+// ours (RFC 3261 §16.11). Towards the wire the way is not known any more.
+func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, _ transaction.Peer) {
+	via, ok := m.TopVia()
+	if !ok {
+		return
+	}
+	tok, ok := token.FromBranch(via.Branch())
+	if !ok {
+		return
+	}
+	if _, ok = c.cfg.Sealer.Open(tok); !ok {
+		return
+	}
+	if to, err := c.core.Route(state.PCSCF, m); err == nil {
+		l.RelayResponse(m, to)
+	}
+}
+
+// myself reports whether a URI without user names the I entry.
+func (c *CSCF) myself(u sipmsg.URI) bool {
+	if strings.EqualFold(u.Host, c.cfg.Domain) {
+		return true
+	}
+	addr, ok := u.HostPort()
+	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr()
+}
+
+// from reports whether a peer is an engine of one of the kinds.
+func (c *CSCF) from(p transaction.Peer, kinds ...state.Kind) bool {
+	if p.Group == 0 {
+		return false
+	}
+	g, ok := c.core.State().Group(p.Group)
+	for _, k := range kinds {
+		if ok && g.Kind == k {
+			return true
+		}
+	}
+	return false
+}
+
+// register finds the S-CSCF of a user who registers (TS 24.229 §5.3.1).
+func (c *CSCF) register(r *transaction.Request) {
+	m := r.Message
+	if !c.from(r.From, state.PCSCF) {
+		r.Reply(403, "", nil)
+		return
+	}
+	to, err := m.To()
+	impu, ok := hss.Identity(to.URI)
+	if err != nil || !ok {
+		r.Reply(400, "Malformed To", nil)
+		return
+	}
+	q := hss.UserAuthorization{IMPI: c.privateIdentity(m), IMPU: impu}
+	hss.Await(r.Layer().Env().Post,
+		func(reply func(hss.UserAuthorizationAnswer, error)) { c.cfg.HSS.UserAuthorization(q, reply) },
+		func(a hss.UserAuthorizationAnswer, err error) { c.authorized(r, a, err) })
+}
+
+// privateIdentity is the user name of the credentials for the home domain; ""
+// without any, and then the HSS goes by the public identity.
+func (c *CSCF) privateIdentity(m *sipmsg.Message) string {
+	for v := range m.Values(sipmsg.Authorization) {
+		if cred, err := digest.Parse(v); err == nil && strings.EqualFold(cred.Realm, c.cfg.Domain) {
+			return cred.Username
+		}
+	}
+	return ""
+}
+
+func (c *CSCF) authorized(r *transaction.Request, a hss.UserAuthorizationAnswer, err error) {
+	switch {
+	case errors.Is(err, hss.ErrUserUnknown), errors.Is(err, hss.ErrIdentitiesDontMatch),
+		errors.Is(err, hss.ErrAuthorizationRejected):
+		r.Reply(403, "", nil)
+	case err != nil:
+		c.log.Warn("authorize a registration", "err", err)
+		r.Reply(504, "", nil)
+	case a.Server != 0:
+		c.send(r, a.Server)
+	default:
+		hss.Await(r.Layer().Env().Post,
+			func(reply func(state.GroupID, error)) { c.core.Reserve(state.SCSCF, a.IMPI, reply) },
+			func(g state.GroupID, err error) {
+				if err != nil {
+					c.log.Warn("reserve an S-CSCF", "user", a.IMPI, "err", err)
+					r.Reply(504, "", nil)
+					return
+				}
+				c.send(r, g)
+			})
+	}
+}
+
+// locate finds the S-CSCF of the user whom a request is for (TS 24.229
+// §5.3.2).
+func (c *CSCF) locate(r *transaction.Request, u sipmsg.URI) {
+	if u.Scheme != "tel" && !strings.EqualFold(strings.TrimSuffix(u.Host, "."), c.cfg.Domain) {
+		r.Reply(404, "", nil)
+		return
+	}
+	ids := hss.Identities(u)
+	if len(ids) == 0 {
+		r.Reply(404, "", nil)
+		return
+	}
+	c.ask(r, u, ids)
+}
+
+// ask tries the identities that a Request-URI may mean one after the other.
+func (c *CSCF) ask(r *transaction.Request, u sipmsg.URI, ids []string) {
+	hss.Await(r.Layer().Env().Post,
+		func(reply func(hss.LocationInfoAnswer, error)) {
+			c.cfg.HSS.LocationInfo(hss.LocationInfo{IMPU: ids[0]}, reply)
+		},
+		func(a hss.LocationInfoAnswer, err error) {
+			switch {
+			case errors.Is(err, hss.ErrUserUnknown) && len(ids) > 1:
+				c.ask(r, u, ids[1:])
+			case errors.Is(err, hss.ErrUserUnknown) && u.Scheme == "tel":
+				r.Reply(404, "", nil) // somebody else may have the number
+			case errors.Is(err, hss.ErrUserUnknown):
+				r.Reply(604, "", nil)
+			case errors.Is(err, hss.ErrIdentityNotRegistered):
+				r.Reply(480, "", nil)
+			case err != nil:
+				c.log.Warn("locate a user", "err", err)
+				r.Reply(504, "", nil)
+			default:
+				c.send(r, a.Server)
+			}
+		})
+}
+
+// networkOnly is what a request from outside the trust domain must not say
+// (RFC 3325 §5, RFC 7315 §5).
+var networkOnly = [...]sipmsg.Header{
+	sipmsg.PAssertedIdentity, sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses,
+	sipmsg.PServedUser, sipmsg.PCalledPartyID, sipmsg.PVisitedNetworkID,
+}
+
+// send relays a request to the S-CSCF of a group.
+func (c *CSCF) send(r *transaction.Request, server state.GroupID) {
+	addr, ok := c.core.State().ServiceAddr(server)
+	if !ok {
+		c.log.Warn("address an S-CSCF", "server", server)
+		r.Reply(504, "", nil)
+		return
+	}
+	m := r.Message.Clone()
+	if r.From.Group == 0 {
+		for _, h := range networkOnly {
+			m.Remove(h)
+		}
+	}
+	m.Remove(sipmsg.Route)
+	m.Push(sipmsg.Route, "<sip:"+c.cfg.Sealer.Seal(token.Token{Mode: token.Term, Group: server})+"@"+addr.String()+";lr>")
+	to, err := c.core.Route(state.SCSCF, m)
+	if err != nil {
+		c.log.Warn("route to an S-CSCF", "server", server, "err", err)
+		r.Reply(504, "", nil)
+		return
+	}
+	r.Forward(transaction.Forward{Groups: [][]transaction.Target{{{Message: m, To: to}}}})
+}
