@@ -73,7 +73,7 @@ func Run(ctx context.Context, cfg Config) error {
 		})
 	}
 	others.Go(func() { Watchdog(ctx, cfg.Log, func() bool { return true }) })
-	others.Go(func() { s.reloads(ctx, hup) })
+	others.Go(func() { s.reloads(hup) })
 
 	<-ctx.Done()
 	Notify(cfg.Log, daemon.SdNotifyStopping)
@@ -209,13 +209,8 @@ func (s *supervisor) isUp() bool {
 
 // reloads passes each SIGHUP on to the children that are ready. One that is
 // not has no handler yet, would die of it, and reads the new file anyway.
-func (s *supervisor) reloads(ctx context.Context, hup <-chan os.Signal) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hup:
-		}
+func (s *supervisor) reloads(hup <-chan os.Signal) {
+	for range hup {
 		Notify(s.cfg.Log, reloading())
 		if err := s.reload(); err != nil {
 			s.cfg.Log.Error("the configuration was not reloaded", "error", err)

@@ -68,7 +68,7 @@ func child(r string) int {
 	}
 	say := func(format string, args ...any) { fmt.Fprintf(conn, format+"\n", args...) }
 	say("start %d", os.Getpid())
-	hup := Reloads(ctx)
+	hup := Reloads(context.Background())
 	switch r {
 	case "refuses":
 		fmt.Fprintln(os.Stderr, "the data directory is of another cluster")

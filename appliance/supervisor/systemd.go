@@ -44,12 +44,15 @@ func Watchdog(ctx context.Context, log *slog.Logger, alive func() bool) {
 	}
 }
 
-// Reloads delivers each SIGHUP until ctx ends; several that come at once count
-// as one.
+// Reloads delivers each SIGHUP until ctx ends, which closes the channel; several
+// that come at once count as one.
 func Reloads(ctx context.Context) <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGHUP)
-	context.AfterFunc(ctx, func() { signal.Stop(c) })
+	context.AfterFunc(ctx, func() {
+		signal.Stop(c) // after which nothing more is sent
+		close(c)
+	})
 	return c
 }
 
