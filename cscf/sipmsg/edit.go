@@ -33,7 +33,7 @@ func newLine(h Header, value string) line {
 	return line{header: h, name: h.String(), value: oneLine(value)}
 }
 
-// edit makes place for an edit: h must have a name.
+// edit marks the message as edited; false for a header without a name.
 func (m *Message) edit(h Header) bool {
 	if h == OtherHeader || h >= headerCount {
 		return false
