@@ -2,10 +2,18 @@ package phone
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/emiago/sipgo/sip"
+
+	"bellwether/cscf/sipmsg"
 	"bellwether/media/rtp"
 )
 
@@ -16,15 +24,40 @@ type Mode uint8
 const (
 	Answer   Mode = iota // rings and answers
 	Busy                 // 486 Busy Here
-	NoAnswer             // rings until the caller gives up, or 480 after RingLimit
+	NoAnswer             // rings until the caller gives up, or 480 after ringLimit
 )
+
+const (
+	// maxCalls is how many calls a phone has at once; it is busy for more.
+	maxCalls = 8
+	// maxMessages is how many messages may wait for Config.OnMessage.
+	maxMessages = 16
+	// ringLimit ends a call that is not answered (RFC 3261 §16.6, Timer C).
+	ringLimit = 3 * time.Minute
+	// talkLimit ends a call whose far end vanished.
+	talkLimit = 2 * time.Hour
+)
+
+// ErrClosed means that the phone was closed.
+var ErrClosed = errors.New("phone is closed")
+
+// StatusError is a final response that refused a request.
+type StatusError struct {
+	Method string
+	Status int
+	Reason string
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("%s: answered %d %s", strings.ToLower(e.Method), e.Status, e.Reason)
+}
 
 // Config describes a phone. AOR, Domain, Proxy and LocalIP are required.
 type Config struct {
 	AOR      string         // public identity, as "sip:alice@ims.test"
-	IMPI     string         // private identity; empty: AOR without its scheme
+	IMPI     string         // private identity, as "alice@ims.test"; empty: AOR without its scheme
 	Password string         // digest secret; never logged
-	Domain   string         // home domain: the registrar's URI is "sip:" + Domain
+	Domain   string         // home domain: the registrar is "sip:" + Domain
 	Proxy    netip.AddrPort // the P-CSCF, over UDP
 	LocalIP  netip.Addr     // where SIP and RTP sockets are bound
 	Port     uint16         // of SIP; 0 is any
@@ -38,16 +71,19 @@ type Config struct {
 	Expires  time.Duration // registration asked for; 0 is 600 s
 
 	OnCall    func(Result)            // each incoming call, when it is over
-	OnMessage func(from, text string) // each MESSAGE
+	OnMessage func(from, text string) // each MESSAGE, on a goroutine of its own
 
 	Clock *rtp.Clock // paces the audio; phones may share one; nil: the phone's own
 	Log   *slog.Logger
+
+	listen func(netip.AddrPort) (rtp.Conn, netip.AddrPort, error) // nil: UDP
 }
 
 // CallOptions say how to call.
 type CallOptions struct {
-	Hold        time.Duration // from the answer to the BYE; a BYE of the far end comes first
+	Hold        time.Duration // from the answer to the BYE, unless the far end hangs up before
 	CancelAfter time.Duration // CANCEL this long after the INVITE if there is no answer; 0: never
+	Update      bool          // send an UPDATE when the call was answered
 }
 
 // Result is what became of a call.
@@ -60,37 +96,234 @@ type Result struct {
 	Setup time.Duration // from the INVITE to its final response
 	Talk  time.Duration // from the answer to the end
 
-	RTPExpected uint64        // packets that the far end sent, by sequence numbers
+	RTPExpected uint64        // packets that the far end sent, by their sequence numbers; if none came, by the time
 	RTPReceived uint64        // of these
 	Jitter      time.Duration // interarrival jitter
 	ToneHz      float64       // the tone that dominated; 0: none
+	ToneSNR     float64       // in dB
 	ToneHeard   bool          // it was the far end's tone, and clear
+
+	Err error // why the call went wrong other than by a refusal
 }
 
-// Phone is one SIP user agent.
-type Phone struct{}
+// Phone is one SIP user agent. Its methods may be called by several goroutines.
+type Phone struct {
+	cfg     Config
+	log     *slog.Logger
+	clock   *rtp.Clock
+	ep      *endpoint
+	from    sip.Uri
+	contact string // "<sip:alice@192.0.2.1:5070>"
+	ctx     context.Context
+	stop    context.CancelCauseFunc
+	tasks   sync.WaitGroup // goroutines other than the reader
+	reg     registration
 
-// New opens the phone's socket and starts answering.
-func New(cfg Config) (*Phone, error) { return &Phone{}, nil }
-
-// Register registers the AOR.
-func (p *Phone) Register(ctx context.Context) error { return nil }
-
-// Unregister removes the registration.
-func (p *Phone) Unregister(ctx context.Context) error { return nil }
-
-// Registered reports whether a registration is current.
-func (p *Phone) Registered() bool { return false }
-
-// Call calls target.
-func (p *Phone) Call(ctx context.Context, target string, opts CallOptions) (Result, error) {
-	return Result{}, nil
+	mu       sync.Mutex
+	closed   bool
+	calls    map[string]*call // by dialogKey
+	messages int              // waiting for OnMessage
 }
 
-// Message sends text to target.
+// New opens the phone's socket and starts answering requests. It fails if the
+// configuration is incomplete or the socket cannot be bound.
+func New(cfg Config) (*Phone, error) {
+	p := &Phone{cfg: cfg, log: cfg.Log, clock: cfg.Clock, calls: make(map[string]*call)}
+	if err := sip.ParseUri(cfg.AOR, &p.from); err != nil || p.from.Scheme != "sip" || p.from.User == "" || p.from.Host == "" {
+		return nil, fmt.Errorf("new phone: public identity %q is no sip:user@domain", cfg.AOR)
+	}
+	switch {
+	case cfg.Domain == "":
+		return nil, fmt.Errorf("new phone %s: no home domain", cfg.AOR)
+	case !cfg.Proxy.IsValid() || cfg.Proxy.Port() == 0:
+		return nil, fmt.Errorf("new phone %s: P-CSCF address %v is not usable", cfg.AOR, cfg.Proxy)
+	case !cfg.LocalIP.IsValid():
+		return nil, fmt.Errorf("new phone %s: no local address", cfg.AOR)
+	case cfg.ToneHz < 0 || cfg.ToneHz >= 4000:
+		return nil, fmt.Errorf("new phone %s: a tone of %d Hz cannot be played at 8 kHz", cfg.AOR, cfg.ToneHz)
+	}
+	if p.cfg.IMPI == "" {
+		p.cfg.IMPI = strings.TrimPrefix(cfg.AOR, "sip:")
+	}
+	if p.cfg.Expires <= 0 {
+		p.cfg.Expires = 600 * time.Second
+	}
+	if p.cfg.listen == nil {
+		p.cfg.listen = listenUDP
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.log = p.log.With("phone", cfg.AOR)
+	if p.clock == nil {
+		p.clock = new(rtp.Clock)
+	}
+	conn, local, err := p.cfg.listen(netip.AddrPortFrom(cfg.LocalIP, cfg.Port))
+	if err != nil {
+		return nil, fmt.Errorf("new phone %s: %w", cfg.AOR, err)
+	}
+	p.contact = "<sip:" + p.from.User + "@" + local.String() + ">"
+	p.ctx, p.stop = context.WithCancelCause(context.Background())
+	p.reg.init()
+	p.ep = &endpoint{
+		conn: conn, local: local, log: p.log, handler: p, ended: make(chan struct{}),
+		clients: make(map[string]*client), servers: make(map[string]*sip.ServerTx),
+	}
+	go p.ep.read()
+	return p, nil
+}
+
+func listenUDP(addr netip.AddrPort) (rtp.Conn, netip.AddrPort, error) {
+	network := "udp4"
+	if addr.Addr().Is6() {
+		network = "udp6"
+	}
+	c, err := net.ListenUDP(network, net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	return c, c.LocalAddr().(*net.UDPAddr).AddrPort(), nil
+}
+
+// Addr is the address of the phone's SIP socket.
+func (p *Phone) Addr() netip.AddrPort { return p.ep.local }
+
+// Close hangs up, ends every goroutine of the phone and returns when they have
+// ended. It does not remove the registration: see Unregister. It may be called
+// again.
+func (p *Phone) Close() {
+	p.mu.Lock()
+	first := !p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if first {
+		p.reg.want(false)
+		p.stop(ErrClosed)
+	}
+	p.tasks.Wait()
+	if first {
+		p.ep.close()
+	}
+	<-p.ep.ended
+}
+
+// begin counts a goroutine, so that Close waits for it; it reports false when
+// the phone is closed. The goroutine calls tasks.Done.
+func (p *Phone) begin() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.tasks.Add(1)
+	return true
+}
+
+func (p *Phone) spawn(f func()) bool {
+	if !p.begin() {
+		return false
+	}
+	go func() {
+		defer p.tasks.Done()
+		f()
+	}()
+	return true
+}
+
+// within returns ctx bounded by the phone's own life.
+func (p *Phone) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(p.ctx, func() { cancel(ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// newRequest begins a request outside of a dialog with the headers that all
+// have (RFC 3261 §8.1.1).
+func (p *Phone) newRequest(method sip.RequestMethod, uri, to sip.Uri, callID, fromTag string, cseq uint32) *sip.Request {
+	req := sip.NewRequest(method, uri)
+	id := sip.CallIDHeader(callID)
+	req.AppendHeader(p.ep.via())
+	req.AppendHeader(sip.NewHeader("Max-Forwards", "70"))
+	req.AppendHeader(&sip.FromHeader{Address: p.from, Params: sip.HeaderParams{{K: "tag", V: fromTag}}})
+	req.AppendHeader(&sip.ToHeader{Address: to})
+	req.AppendHeader(&id)
+	req.AppendHeader(&sip.CSeqHeader{SeqNo: cseq, MethodName: method})
+	return req
+}
+
+// initial adds what a UE adds to an initial request (TS 24.229 §5.1.2A.1.1):
+// its route through its own P-CSCF and S-CSCF, and who it prefers to be.
+func (p *Phone) initial(req *sip.Request) {
+	req.AppendHeader(sip.NewHeader("Route", "<sip:"+p.cfg.Proxy.String()+";lr>"))
+	for _, r := range p.reg.serviceRoute() {
+		req.AppendHeader(sip.NewHeader("Route", r))
+	}
+	req.AppendHeader(sip.NewHeader("P-Preferred-Identity", "<"+p.cfg.AOR+">"))
+}
+
+// Message sends text to target, as "sip:bob@ims.test" or "tel:+4930123456"
+// (RFC 3428), and returns the final status.
 func (p *Phone) Message(ctx context.Context, target, text string) (status int, err error) {
-	return 0, nil
+	if !p.begin() {
+		return 0, ErrClosed
+	}
+	defer p.tasks.Done()
+	ctx, done := p.within(ctx)
+	defer done()
+	var uri sip.Uri
+	if err := sip.ParseUri(target, &uri); err != nil {
+		return 0, fmt.Errorf("message to %q: %w", target, err)
+	}
+	var auth authorization
+	callID, tag := newCallID(p), sip.GenerateTagN(10)
+	for cseq := uint32(1); ; cseq++ {
+		req := p.newRequest(sip.MESSAGE, uri, uri, callID, tag, cseq)
+		p.initial(req)
+		auth.apply(req, p.cfg.IMPI, p.cfg.Password)
+		req.AppendHeader(sip.NewHeader("Content-Type", "text/plain;charset=UTF-8"))
+		req.SetBody([]byte(text))
+		res, err := p.ep.exchange(ctx, req, p.cfg.Proxy)
+		if err != nil {
+			return 0, err
+		}
+		if !auth.again(res) {
+			return res.StatusCode, nil
+		}
+	}
 }
 
-// Close ends everything and returns when all goroutines of the phone have ended.
-func (p *Phone) Close() {}
+func newCallID(p *Phone) string {
+	return sip.GenerateTagN(20) + "@" + p.ep.local.Addr().String()
+}
+
+// newResponse answers req (RFC 3261 §8.2.6). An empty tag is chosen by sipgo.
+func newResponse(req *sip.Request, status int, tag string, headers ...sip.Header) *sip.Response {
+	res := sip.NewResponseFromRequest(req, status, sipmsg.ReasonPhrase(status), nil)
+	if old, _ := req.To().Params.Get("tag"); old == "" && tag != "" {
+		res.To().Params.Add("tag", tag)
+	}
+	for _, h := range headers {
+		res.AppendHeader(h)
+	}
+	return res
+}
+
+// reply sends a response.
+func (p *Phone) reply(tx *sip.ServerTx, res *sip.Response) {
+	if err := tx.Respond(res); err != nil {
+		p.log.Debug("response not sent", "status", res.StatusCode, "err", err)
+	}
+}
+
+// refuse answers an INVITE and waits for the ACK, which sipgo hands over.
+func (p *Phone) refuse(tx *sip.ServerTx, res *sip.Response) {
+	p.reply(tx, res)
+	select {
+	case <-tx.Acks():
+	case <-tx.Done():
+	case <-p.ctx.Done():
+	}
+}

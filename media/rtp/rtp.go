@@ -42,7 +42,6 @@ type Config struct {
 	Law    g711.Law       // of the packets sent; both laws are received
 	ToneHz float64        // the tone sent; 0 sends silence
 	Window time.Duration  // of received audio kept; 0 is one second, at most 10 s
-	Mute   bool           // send nothing
 }
 
 // Stats counts the packets of a session.

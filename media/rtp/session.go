@@ -30,9 +30,9 @@ type Session struct {
 	// Of the clock's goroutine.
 	header pion.Header
 	tone   *tone.Generator
-	mute   bool
 
 	mu     sync.Mutex
+	mute   bool
 	remote netip.AddrPort
 	law    g711.Law
 	sent   uint64
@@ -75,7 +75,6 @@ func (c *Clock) Start(cfg Config) (*Session, error) {
 			SSRC:           rand.Uint32(),
 		},
 		tone:   tone.NewGenerator(cfg.ToneHz, amplitude),
-		mute:   cfg.Mute,
 		remote: unmapped(cfg.Remote),
 		law:    cfg.Law,
 		window: newWindow(int(min(cfg.Window, maxWindow).Seconds() * g711.Rate)),
@@ -96,6 +95,13 @@ func (s *Session) Redirect(remote netip.AddrPort, law g711.Law) {
 	if law.Valid() {
 		s.law = law
 	}
+}
+
+// Mute stops sending, or goes on with it. The timestamps go on meanwhile.
+func (s *Session) Mute(mute bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mute = mute
 }
 
 // Stats returns the counts so far.
@@ -128,13 +134,16 @@ func (s *Session) Close() {
 
 // send sends one frame. Only the clock calls it.
 func (s *Session) send(b *frameBuffer) {
-	if s.mute {
+	s.mu.Lock()
+	remote, law, mute := s.remote, s.law, s.mute
+	if !mute {
+		s.sent++
+	}
+	s.mu.Unlock()
+	if mute {
+		s.skip(1)
 		return
 	}
-	s.mu.Lock()
-	remote, law := s.remote, s.law
-	s.sent++
-	s.mu.Unlock()
 
 	s.header.PayloadType = uint8(law)
 	n, err := s.header.MarshalTo(b.packet[:])
