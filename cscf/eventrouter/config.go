@@ -3,20 +3,18 @@ package eventrouter
 import (
 	"errors"
 	"fmt"
-	"time"
 )
 
-// Shards is the number of virtual shards of a router. It never changes, so
-// growing and shrinking never moves a key.
+// Shards is the number of virtual shards of a router.
 const Shards = 1024
 
 // Errors of Offer.
 var (
 	// ErrShed means that the event was refused to protect more important ones.
 	ErrShed = errors.New("shed")
-	// ErrHardLimit is an ErrShed of a class that is otherwise never shed: the
-	// memory bound of the router is reached.
-	ErrHardLimit = fmt.Errorf("hard memory limit of the event router: %w", ErrShed)
+	// ErrHardLimit is the ErrShed of a class that is otherwise never shed: the
+	// router has reached Config.HardLimit.
+	ErrHardLimit = fmt.Errorf("event router is at its hard limit: %w", ErrShed)
 	// ErrClosed means that the router is closing.
 	ErrClosed = errors.New("event router is closed")
 )
@@ -25,34 +23,42 @@ var (
 type Config struct {
 	Floor     int // executors when idle; default 16
 	Cap       int // most executors; default 8 × Floor
-	Queue     int // waiting events per executor that count as 100 % occupancy; default 64
-	Mailbox   int // waiting events of one shard from which it is full; default 256
-	HardLimit int // waiting events at which even never-shed classes are refused by Offer; default 4 × Cap × Queue
+	Queue     int // startable events per executor that make 100 % occupancy; default 64
+	Mailbox   int // waiting events at which one shard is full; default 256
+	HardLimit int // waiting events at which Offer refuses even what is never shed; default and least 4 × Cap × Queue
 
-	// OnPanic is told about a handler that panicked, on the goroutine that ran
-	// it; the event is lost, the shard goes on. If nil the panic is not
-	// recovered and ends the process.
+	// OnPanic is told of a handler that panicked, on the goroutine that ran
+	// it; that event is lost, its shard goes on. If nil, the panic is not
+	// recovered and ends the process with its trace.
 	OnPanic func(shard int, value any, stack []byte)
 }
 
-// Stats are the figures of a router at one moment; counters since New.
-type Stats struct {
-	Executors  int           // now
-	Busy       int           // of them, inside a handler
-	Floor, Cap int           // bounds of Executors
-	Queued     int           // events waiting
-	Occupancy  float64       // events that an executor could start now / (Executors × Queue)
-	QueueDelay time.Duration // smoothed wait of an event, or the age of the oldest waiting one if that is longer
+func (c Config) withDefaults() Config {
+	if c.Floor <= 0 {
+		c.Floor = 16
+	}
+	if c.Cap <= 0 {
+		c.Cap = 8 * c.Floor
+	}
+	c.Cap = max(c.Cap, c.Floor)
+	if c.Queue <= 0 {
+		c.Queue = 64
+	}
+	if c.Mailbox <= 0 {
+		c.Mailbox = 256
+	}
+	c.HardLimit = max(c.HardLimit, 4*c.Cap*c.Queue)
+	return c
+}
 
-	Handled    uint64 // events run
-	CallerRuns uint64 // of them, by a caller of Submit
-	Overflows  uint64 // events taken beyond a full mailbox or router by Post, Submit in a handler, or as never shed
-	HardSheds  uint64 // never-shed events refused at HardLimit
-	Panics     uint64 // handlers that panicked
-	Dropped    uint64 // events that came after Close had drained the router
-	Grown      uint64 // growth steps
-	Shrunk     uint64 // shrink steps
-
-	Offered [NumClasses]uint64 // events by class, Post counted as Dialog
-	Shed    [NumClasses]uint64 // events refused by class
+// limits returns how many events may wait for one more of a class to be taken.
+func (c Config) limits() (l [NumClasses]int) {
+	for class := range l {
+		l[class] = max(1, c.Cap*c.Queue*shares[class]/100)
+	}
+	// Heartbeats have the last part for themselves, so that a flood of
+	// anything else never looks like death.
+	l[Heartbeat] = c.HardLimit
+	l[Dialog] = c.HardLimit - c.HardLimit/16
+	return l
 }
