@@ -73,7 +73,7 @@ type Decision struct {
 	Verdict Verdict
 	Group   state.GroupID // To
 	// Chosen tells, with To, that the I-CSCF was chosen by load: the caller
-	// remembers it for the Call-ID, and counts one more dispatch to it.
+	// remembers it for the Call-ID.
 	Chosen bool
 	Kind   state.Kind // Reserve
 	User   string     // Reserve: AOR at the P-CSCF, IMPI at the S-CSCF
@@ -89,7 +89,8 @@ type Tables interface {
 	// Call returns the I-CSCF group that was chosen for a Call-ID before;
 	// entries live for 64·T1 after the transaction can no longer be pending.
 	Call(callID string) (state.GroupID, bool)
-	// LeastLoaded returns the reachable I-CSCF group with the least load.
+	// LeastLoaded returns the reachable I-CSCF group with the least load. It
+	// is asked only for a message that goes there, and may count it.
 	LeastLoaded() (state.GroupID, bool)
 	// Reachable reports whether the group's worker can be sent to now.
 	Reachable(g state.GroupID) bool

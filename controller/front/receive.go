@@ -1,0 +1,196 @@
+package front
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/net/ipv4"
+
+	"bellwether/controller/dispatch"
+	"bellwether/controller/link"
+	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
+)
+
+// receiver is what one reader of a socket works with.
+type receiver struct {
+	*Front
+	socket *socket
+	msg    sipmsg.Message
+	frame  link.SIP
+
+	candidates []state.GroupID
+
+	// Of the batch in hand.
+	now   time.Time
+	state *state.State
+	route *routes
+}
+
+// read takes datagrams from a socket until it is closed.
+func (f *Front) read(s *socket) {
+	r := &receiver{Front: f, socket: s}
+	msgs := make([]ipv4.Message, batch)
+	slab := make([]byte, batch*maxDatagram)
+	for i := range msgs {
+		msgs[i].Buffers = [][]byte{slab[i*maxDatagram : (i+1)*maxDatagram : (i+1)*maxDatagram]}
+	}
+	for {
+		n, err := s.pc.ReadBatch(msgs, 0)
+		if err != nil {
+			if f.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			f.log.Error("read SIP socket", "addr", s.addr, "err", err)
+			select {
+			case <-f.ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		r.now, r.state, r.route = time.Now(), f.cluster.State(), f.workers.routes.Load()
+		for i := range msgs[:n] {
+			if from, ok := msgs[i].Addr.(*net.UDPAddr); ok {
+				remote := from.AddrPort()
+				remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
+				r.datagram(msgs[i].Buffers[0][:msgs[i].N], remote)
+			}
+		}
+	}
+}
+
+// datagram handles one datagram. raw is reused afterwards.
+func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
+	r.count.received.Add(1)
+	if keepAlive(raw) {
+		r.count.keepAlives.Add(1)
+		return
+	}
+	if err := r.msg.Parse(raw); err != nil {
+		bad, ok := err.(*sipmsg.Error)
+		if !ok || bad.Status == 0 || !r.msg.Answerable() {
+			r.count.drop(Malformed)
+			return
+		}
+		r.reply(bad.Status, bad.Reason, remote)
+		return
+	}
+	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.socket.addr, Remote: remote}
+	d := dispatch.Decide(dispatch.Input{
+		Message: &r.msg, Entry: r.socket.kind, Flow: flow, State: r.state, Sealer: r.tokens(r.state), Tables: r,
+	})
+	switch d.Verdict {
+	case dispatch.To:
+		if d.Chosen {
+			r.calls.put(r.callKey(r.msg.CallID()), d.Group, r.now, r.now.Add(r.kept()))
+		}
+		r.frame = link.SIP{To: d.Group, Entry: r.socket.kind, Flow: flow, Raw: raw}
+		r.deliver(&r.frame)
+		r.frame.Raw = nil
+	case dispatch.Reserve:
+		r.reserve(d.Kind, d.User, &link.SIP{Entry: r.socket.kind, Flow: flow, Raw: raw})
+	case dispatch.Reply:
+		r.reply(d.Status, d.Reason, remote)
+	case dispatch.Drop:
+		r.count.dispatch(d.Drop)
+	}
+}
+
+// keepAlive reports whether a datagram is nothing but line breaks (RFC 5626
+// §3.5.1 has them for streams; phones send them over UDP, too).
+func keepAlive(raw []byte) bool {
+	for _, b := range raw {
+		if b != '\r' && b != '\n' && b != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Flow implements dispatch.Tables.
+func (r *receiver) Flow(flow sipmsg.Flow) (state.GroupID, bool) {
+	k, ok := r.flowKey(flow)
+	if !ok {
+		return 0, false
+	}
+	return r.flows.get(k, r.now, time.Time{})
+}
+
+// Call implements dispatch.Tables; an entry that is used is kept on.
+func (r *receiver) Call(callID string) (state.GroupID, bool) {
+	return r.calls.get(r.callKey(callID), r.now, r.now.Add(r.kept()))
+}
+
+// LeastLoaded implements dispatch.Tables. Ties go to a worker of this node.
+func (r *receiver) LeastLoaded() (state.GroupID, bool) {
+	r.candidates = r.candidates[:0]
+	for _, id := range r.route.groups {
+		if g, ok := r.state.Group(id); ok && g.Kind == state.ICSCF && g.Serving != "" {
+			r.candidates = append(r.candidates, id)
+		}
+	}
+	return r.load.Choose(r.candidates, r.here)
+}
+
+// here reports whether a group is served on this node.
+func (r *receiver) here(id state.GroupID) bool {
+	g, _ := r.state.Group(id)
+	w, ok := r.state.Worker(g.Serving)
+	return ok && w.Node == r.node
+}
+
+// Reachable implements dispatch.Tables.
+func (r *receiver) Reachable(g state.GroupID) bool { return r.route.conns[g] != nil }
+
+func (r *receiver) callKey(callID string) uint64 { return maphash.String(r.seed, callID) }
+
+// kept is how long an I-CSCF is remembered for the Call-ID of the message.
+func (r *receiver) kept() time.Duration {
+	if r.msg.Method() == "INVITE" {
+		return inviteKept
+	}
+	return callKept
+}
+
+// reply answers a request statelessly (RFC 3261 §8.2.7), if its source is not
+// answered too often already.
+func (r *receiver) reply(status int, reason string, remote netip.AddrPort) {
+	if !r.limit.allow(remote.Addr(), r.now) {
+		r.count.drop(Unanswered)
+		return
+	}
+	via, ok := r.msg.TopVia()
+	if !ok {
+		r.count.drop(Malformed)
+		return
+	}
+	// Retransmissions get the same tag, other requests another one.
+	tag := fmt.Sprintf("%016x", maphash.String(r.seed, r.msg.CallID()+"\x00"+r.msg.FromTag()))
+	resp := r.msg.Response(status, reason, tag)
+	to := remote
+	// RFC 3261 §18.2.1, §18.2.2 and RFC 3581 §4.
+	host, err := netip.ParseAddr(via.Host)
+	rport := via.Params.Has("rport")
+	if rport || err != nil || host.Unmap() != remote.Addr() {
+		via.Params = via.Params.With("received", remote.Addr().String())
+	}
+	if rport {
+		via.Params = via.Params.With("rport", fmt.Sprint(remote.Port()))
+	} else {
+		port := via.Port
+		if port == 0 {
+			port = 5060
+		}
+		to = netip.AddrPortFrom(remote.Addr(), uint16(port))
+	}
+	resp.ReplaceTop(sipmsg.ViaHeader, via.String())
+	if err := r.socket.send(resp.Append(nil), to); err != nil {
+		r.count.drop(SocketFull)
+		return
+	}
+	r.count.reply(status)
+}
