@@ -7,7 +7,8 @@
 // does not look at phones.
 //
 // Invariants:
-//   - A REGISTER is taken from a P-CSCF of the cluster only.
+//   - A REGISTER is taken from a P-CSCF of the cluster only, other requests
+//     from an S-CSCF or from the wire.
 //   - What comes from the wire has no identity until somebody proved one: the
 //     headers of RFC 3325 and RFC 7315 are removed.
 //   - Only requests for users of the home domain go on; this is no open relay.
@@ -82,6 +83,10 @@ func (c *CSCF) Request(r *transaction.Request) {
 	}
 	if m.Method() == "REGISTER" {
 		c.register(r)
+		return
+	}
+	if r.From.Group != 0 && !c.from(r.From, state.SCSCF) {
+		r.Reply(403, "", nil)
 		return
 	}
 	u, err := sipmsg.ParseURI(m.RequestURI())

@@ -1,0 +1,262 @@
+// Package scscf is the S-CSCF of one group: registrar, authenticator and
+// session control for the users that the group serves (TS 24.229 §5.4).
+//
+// It does not choose its users (the I-CSCF and the cluster state do), does not
+// touch flows (it reaches a phone by the Path it registered with), holds no
+// media and runs no services yet.
+//
+// Invariants:
+//   - A REGISTER changes something only after a digest check; a challenge
+//     creates no state.
+//   - All contacts of a REGISTER take effect or none (RFC 3261 §10.3). The 200
+//     leaves when the registration is durable and the user's assignment is
+//     committed.
+//   - A request is served for a user who is registered here and whose identity
+//     is not barred, judged by the profile of that moment.
+//   - Requests come from engines of the cluster only, each mode of our Route
+//     from the kind that may use it; what arrives from the wire is refused.
+//
+// Failure modes: an HSS or a cluster state that cannot be asked is answered
+// 504, a registration that could not be stored 500. A user who is assigned to
+// another group is not served. Records that cannot be read are skipped and
+// logged. Beyond the limits of Config calls are carried but not listed.
+package scscf
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"bellwether/controller/state"
+	"bellwether/cscf/assignment"
+	"bellwether/cscf/digest"
+	"bellwether/cscf/hss"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/token"
+	"bellwether/cscf/transaction"
+	"bellwether/ha"
+)
+
+// Config is what an S-CSCF is. The zero value of a number means its default.
+type Config struct {
+	Group       state.GroupID
+	Sealer      *token.Sealer
+	ServiceAddr netip.AddrPort // of the group, with the port of the S entry
+	Domain      string         // home network domain
+	HSS         hss.HSS
+	Digest      *digest.Server
+
+	DefaultExpires time.Duration // of a contact that asks for none; 1 h
+	MinExpires     time.Duration // shorter ones are answered 423; 60 s
+	MaxExpires     time.Duration // longer ones are shortened; 600000 s (TS 24.229 §5.4.1.2.2F)
+	MaxContacts    int           // of one user; 10
+	MaxCalls       int           // that are listed; 100000
+	Log            *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	set := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	set(&c.DefaultExpires, time.Hour)
+	set(&c.MinExpires, time.Minute)
+	set(&c.MaxExpires, 600000*time.Second)
+	if c.MaxContacts == 0 {
+		c.MaxContacts = 10
+	}
+	if c.MaxCalls == 0 {
+		c.MaxCalls = 100000
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Core is what an S-CSCF needs of the worker process. All methods may be
+// called from any goroutine and none may block.
+type Core interface {
+	// State is the current copy of the cluster state.
+	State() *state.State
+	// Propose changes the cluster state; done is called once, on any goroutine.
+	Propose(cmd state.Command, done func(state.Result, error))
+	// Route gives the next hop of m inside the cluster: the group that the
+	// token of its top Route names, for a response that of its top Via; without
+	// one, a group of that kind by the kind's policy.
+	Route(kind state.Kind, m *sipmsg.Message) (transaction.Peer, error)
+	// After runs fn after d on any goroutine, unless stop was called before.
+	After(d time.Duration, fn func()) (stop func())
+}
+
+// CSCF is the S-CSCF of one group. It is safe for use by many shards.
+type CSCF struct {
+	cfg      Config
+	core     Core
+	store    ha.Store
+	log      *slog.Logger
+	live     hss.Live // nil: profiles are as old as the registration
+	assigned *assignment.Table
+	users    *registrar
+	calls    *calls
+	orig     string // our Service-Route
+	dialog   string // our Record-Route
+
+	rejected atomic.Uint64 // REGISTERs whose credentials were wrong
+}
+
+var _ transaction.User = (*CSCF)(nil)
+
+// New returns the S-CSCF of a group, without any registration; see Load.
+func New(cfg Config, core Core, store ha.Store) *CSCF {
+	c := &CSCF{cfg: cfg.withDefaults(), core: core, store: store}
+	c.log = c.cfg.Log.With("role", "s-cscf", "group", cfg.Group)
+	c.live, _ = cfg.HSS.(hss.Live)
+	route := func(mode token.Mode) string {
+		return "<sip:" + cfg.Sealer.Seal(token.Token{Mode: mode, Group: cfg.Group}) + "@" + cfg.ServiceAddr.String() + ";lr>"
+	}
+	c.orig, c.dialog = route(token.Orig), route(token.Dialog)
+	c.assigned = assignment.New(state.SCSCF, cfg.Group, core, c.log)
+	c.users = newRegistrar(c)
+	c.calls = newCalls(c)
+	return c
+}
+
+// Stop ends timers. Requests in progress may still end.
+func (c *CSCF) Stop() {
+	c.assigned.Stop()
+	c.users.stop()
+}
+
+// Load takes the group's records from the store, when the worker begins to
+// serve the group and before the first request.
+func (c *CSCF) Load() {
+	now := time.Now()
+	c.store.Range(c.cfg.Group, func(r ha.Record) bool {
+		var err error
+		switch {
+		case strings.HasPrefix(r.Key, userPrefix):
+			err = c.users.load(r, now)
+		case strings.HasPrefix(r.Key, callPrefix):
+			err = c.calls.load(r, now)
+		}
+		if err != nil {
+			c.log.Error("load a record", "key", r.Key, "err", err)
+		}
+		return true
+	})
+}
+
+// Figures are the S-CSCF's part of its worker's load.
+type Figures struct {
+	Users      int // subscriptions with a contact
+	Identities int // public identities that are registered
+	Contacts   int
+	Calls      int    // in progress, both halves of a call counted once
+	Rejected   uint64 // REGISTERs whose credentials were wrong
+}
+
+// Figures counts what the S-CSCF holds.
+func (c *CSCF) Figures() Figures {
+	f := c.users.figures()
+	f.Calls, f.Rejected = c.calls.len(), c.rejected.Load()
+	return f
+}
+
+// Request handles a new request by the mode of the Route entry of ours that
+// brought it here (TS 24.229 §5.4.3).
+func (c *CSCF) Request(r *transaction.Request) {
+	m := r.Message
+	mode, ok := c.mode(m)
+	switch {
+	case r.From.Group == 0:
+		if m.Method() == "OPTIONS" && c.myself(m.RequestURI()) {
+			r.Reply(200, "", nil)
+			return
+		}
+		r.Reply(403, "", nil)
+	case !ok:
+		r.Reply(403, "", nil)
+	case mode == token.Term && m.Method() == "REGISTER" && c.from(r.From, state.ICSCF):
+		c.register(r)
+	case m.Method() == "REGISTER":
+		r.Reply(403, "", nil)
+	case mode == token.Orig && c.from(r.From, state.PCSCF):
+		c.originating(r)
+	case mode == token.Term && c.from(r.From, state.ICSCF):
+		c.terminating(r)
+	case mode == token.Dialog && m.ToTag() != "" && c.from(r.From, state.PCSCF, state.SCSCF):
+		c.inDialog(r)
+	default:
+		r.Reply(403, "", nil)
+	}
+}
+
+// Ack relays the ACK of a 2xx along its route set; nobody answers one that has
+// no way.
+func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
+	if mode, ok := c.mode(m); !ok || mode != token.Dialog || !c.from(from, state.PCSCF, state.SCSCF) {
+		return
+	}
+	if to, err := c.next(m); err == nil {
+		l.Relay(m, to)
+	}
+}
+
+// Stray relays a response of a predecessor's transaction, by the Via below
+// ours (RFC 3261 §16.11).
+func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
+	via, ok := m.TopVia()
+	if !ok || from.Group == 0 {
+		return
+	}
+	tok, ok := token.FromBranch(via.Branch())
+	if !ok {
+		return
+	}
+	if _, ok = c.cfg.Sealer.Open(tok); !ok {
+		return
+	}
+	if to, err := c.core.Route(state.PCSCF, m); err == nil {
+		l.RelayResponse(m, to)
+	}
+}
+
+// token reads the token in the user part of the top Route.
+func (c *CSCF) token(m *sipmsg.Message) (token.Token, bool) {
+	top, ok := m.TopRoute()
+	if !ok {
+		return token.Token{}, false
+	}
+	u, err := sipmsg.ParseURI(top.URI)
+	if err != nil {
+		return token.Token{}, false
+	}
+	return c.cfg.Sealer.Open(u.User)
+}
+
+// mode is that of the top Route, if it is ours.
+func (c *CSCF) mode(m *sipmsg.Message) (token.Mode, bool) {
+	t, ok := c.token(m)
+	return t.Mode, ok && t.Group == c.cfg.Group && t.Mode != token.Binding && t.Mode != token.Via
+}
+
+// from reports whether a peer is an engine of one of the kinds.
+func (c *CSCF) from(p transaction.Peer, kinds ...state.Kind) bool {
+	g, ok := c.core.State().Group(p.Group)
+	return ok && slices.Contains(kinds, g.Kind)
+}
+
+// myself reports whether a URI names the S entry.
+func (c *CSCF) myself(uri string) bool {
+	u, err := sipmsg.ParseURI(uri)
+	if err != nil || u.User != "" {
+		return false
+	}
+	addr, ok := u.HostPort()
+	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr() || strings.EqualFold(u.Host, c.cfg.Domain)
+}

@@ -1,0 +1,191 @@
+package scscf
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"bellwether/controller/state"
+	"bellwether/cscf/hss"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/token"
+	"bellwether/cscf/transaction"
+)
+
+// errNoRoute means that a request inside a dialog names no next hop of ours.
+var errNoRoute = errors.New("route set leads nowhere")
+
+// dialogForming are the methods whose requests must come back through us.
+func dialogForming(method string) bool {
+	return method == "INVITE" || method == "SUBSCRIBE" || method == "REFER"
+}
+
+// originating serves a request of a user of ours (TS 24.229 §5.4.3.2).
+func (c *CSCF) originating(r *transaction.Request) {
+	m := r.Message.Clone()
+	caller, ok := "", false
+	for v := range m.Elements(sipmsg.PAssertedIdentity) {
+		if a, err := sipmsg.ParseNameAddr(v); err == nil {
+			caller, ok = hss.Identity(a.URI)
+		}
+		break
+	}
+	if !ok {
+		r.Reply(403, "", nil)
+		return
+	}
+	s, ok := c.users.find([]string{caller}, time.Now())
+	if !ok || s.identity.Barred {
+		r.Reply(403, "", nil)
+		return
+	}
+	if !c.home(m.RequestURI()) {
+		r.Reply(404, "", nil)
+		return
+	}
+	if second := alias(s.profile, s.identity); second != "" && single(m, sipmsg.PAssertedIdentity) {
+		m.Add(sipmsg.PAssertedIdentity, "<"+second+">")
+	}
+	m.Remove(sipmsg.Route)
+	if dialogForming(m.Method()) {
+		m.Push(sipmsg.RecordRoute, c.dialog)
+	}
+	to, err := c.core.Route(state.ICSCF, m)
+	if err != nil {
+		c.log.Warn("route to an I-CSCF", "err", err)
+		r.Reply(504, "", nil)
+		return
+	}
+	c.forward(r, Originating, [][]transaction.Target{{{Message: m, To: to}}})
+}
+
+// home reports whether a Request-URI is for the home network to resolve: its
+// domain, or any telephone number. There is no way into other networks yet.
+func (c *CSCF) home(uri string) bool {
+	u, err := sipmsg.ParseURI(uri)
+	if err != nil {
+		return false
+	}
+	return u.Scheme == "tel" || strings.EqualFold(strings.TrimSuffix(u.Host, "."), c.cfg.Domain)
+}
+
+// alias is the identity of the other scheme that is asserted beside id
+// (TS 24.229 §5.4.3.2 step 4a): a tel URI beside a SIP URI and the reverse.
+func alias(p hss.Profile, id state.Identity) string {
+	isTel := strings.HasPrefix(id.URI, "tel:")
+	for _, other := range p.Associated(id.Set) {
+		if strings.HasPrefix(other, "tel:") != isTel {
+			return other
+		}
+	}
+	return ""
+}
+
+func single(m *sipmsg.Message, h sipmsg.Header) bool {
+	n := 0
+	for range m.Elements(h) {
+		n++
+	}
+	return n == 1
+}
+
+// terminating delivers a request to the phones of a user of ours (TS 24.229
+// §5.4.3.3).
+func (c *CSCF) terminating(r *transaction.Request) {
+	u, err := sipmsg.ParseURI(r.Message.RequestURI())
+	if err != nil {
+		r.Reply(400, "Malformed Request-URI", nil)
+		return
+	}
+	s, ok := c.users.find(hss.Identities(u), time.Now())
+	switch {
+	case !ok:
+		r.Reply(480, "", nil)
+		return
+	case s.identity.Barred:
+		r.Reply(404, "", nil)
+		return
+	}
+	m := r.Message.Clone()
+	m.Set(sipmsg.PCalledPartyID, "<"+m.RequestURI()+">")
+	m.Remove(sipmsg.Route)
+	if dialogForming(m.Method()) {
+		m.Push(sipmsg.RecordRoute, c.dialog)
+	}
+	groups := c.forks(m, s.contacts)
+	if len(groups) == 0 {
+		r.Reply(480, "", nil)
+		return
+	}
+	c.forward(r, Terminating, groups)
+}
+
+// forks makes a target of each contact: parallel among those of equal q, one
+// group after the other from the highest q on (RFC 3261 §16.6).
+func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) [][]transaction.Target {
+	contacts = slices.Clone(contacts)
+	slices.SortStableFunc(contacts, func(a, b contact) int { return b.Q - a.Q })
+	var groups [][]transaction.Target
+	last := 0
+	for _, a := range contacts {
+		fork := m.Clone()
+		fork.SetRequestURI(a.target())
+		fork.Set(sipmsg.Route, strings.Join(a.Path, ", "))
+		to, err := c.core.Route(state.PCSCF, fork)
+		if err != nil {
+			c.log.Warn("route to a P-CSCF", "contact", a.URI, "err", err)
+			continue
+		}
+		t := transaction.Target{Message: fork, To: to}
+		if len(groups) > 0 && a.Q == last {
+			groups[len(groups)-1] = append(groups[len(groups)-1], t)
+		} else {
+			groups = append(groups, []transaction.Target{t})
+		}
+		last = a.Q
+	}
+	return groups
+}
+
+// forward sends an initial request on and follows the call it may begin.
+func (c *CSCF) forward(r *transaction.Request, half Half, groups [][]transaction.Target) {
+	f := transaction.Forward{Groups: groups}
+	if r.Message.Method() == "INVITE" {
+		k := c.calls.begin(r.Message, half, time.Now())
+		f.Response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+			c.calls.heard(k, half, m.Status())
+			return transaction.Pass
+		}
+	}
+	r.Forward(f)
+}
+
+// inDialog relays a request along its route set (RFC 3261 §16.4, §16.12).
+func (c *CSCF) inDialog(r *transaction.Request) {
+	m := r.Message.Clone()
+	to, err := c.next(m)
+	if err != nil {
+		r.Reply(404, "", nil)
+		return
+	}
+	if m.Method() == "BYE" {
+		c.calls.end(m)
+	}
+	r.Forward(transaction.Forward{Groups: [][]transaction.Target{{{Message: m, To: to}}}})
+}
+
+// next removes our Route entry and gives the hop behind it, which must be one
+// of ours: another S-CSCF, or the P-CSCF of a phone.
+func (c *CSCF) next(m *sipmsg.Message) (transaction.Peer, error) {
+	m.Pop(sipmsg.Route)
+	t, ok := c.token(m)
+	if !ok {
+		return transaction.Peer{}, errNoRoute
+	}
+	kind := state.SCSCF
+	if t.Mode == token.Binding {
+		kind = state.PCSCF
+	}
+	return c.core.Route(kind, m)
+}
