@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// execute is the life of one executor.
+// execute is the life of one executor. It defers nothing: a handler that
+// panics is to end the process right here, without the mutex.
 func (r *Router[E]) execute() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	for r.await() {
 		s := r.pick()
 		e := r.begin(s)
@@ -25,6 +25,7 @@ func (r *Router[E]) execute() {
 	if r.ready > 0 {
 		r.call1() // the call that woke this one up was meant for work
 	}
+	r.mu.Unlock()
 }
 
 // await waits until a shard is ready. It returns false if the executor is one
