@@ -167,6 +167,9 @@ func (t *Table) done(name string, u *user, cmd state.Command, r state.Result, er
 	t.mu.Lock()
 	u.busy = false
 	var failed []func(state.GroupID, error)
+	if refusal := new(state.Error); cmd.Unassign != nil && errors.As(err, &refusal) {
+		err = nil // what the state refuses to end is not there
+	}
 	switch {
 	case err != nil:
 		u.known = false

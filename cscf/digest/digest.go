@@ -141,15 +141,7 @@ func HA1(a Algorithm, username, realm, password string) string {
 // Expected computes the response that belongs to the credentials' other fields
 // (RFC 7616 §3.4.1); "" for an algorithm or qop that is not known here.
 func (c Credentials) Expected(method, ha1 string) string {
-	return c.response(method+":"+c.URI, ha1)
-}
-
-// ServerProof computes rspauth, with which a server shows that it knows the
-// secret too (RFC 7616 §3.5).
-func (c Credentials) ServerProof(ha1 string) string { return c.response(":"+c.URI, ha1) }
-
-func (c Credentials) response(a2, ha1 string) string {
-	ha2 := hashHex(c.Algorithm, a2)
+	ha2 := hashHex(c.Algorithm, method, c.URI)
 	switch {
 	case c.QOP == "":
 		return hashHex(c.Algorithm, ha1, c.Nonce, ha2)

@@ -72,6 +72,3 @@ func (u Uses) Until(lifetime time.Duration) time.Time {
 	}
 	return time.UnixMilli(last).Add(lifetime)
 }
-
-// Clone returns an independent copy.
-func (u Uses) Clone() Uses { return Uses{Seen: slices.Clone(u.Seen), Floor: u.Floor} }

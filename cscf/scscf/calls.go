@@ -15,13 +15,10 @@ import (
 	"bellwether/ha"
 )
 
-// Half is a side of a call that an S-CSCF serves.
-type Half string
-
-// The halves of a call.
+// The halves of a call that an S-CSCF can serve.
 const (
-	Originating Half = "orig"
-	Terminating Half = "term"
+	Originating = "orig" // the caller is a user of the group
+	Terminating = "term" // the one who is called is
 )
 
 // The states of a call.
@@ -36,7 +33,7 @@ type Call struct {
 	CallID  string
 	From    string // as in the From header
 	To      string // as called
-	Half    Half
+	Role    string // the half: Originating or Terminating
 	State   string
 	Started time.Time
 }
@@ -61,11 +58,11 @@ const callPrefix = "call/"
 
 // call is one entry of the list, with a state for each half that is here.
 type call struct {
-	CallID  string          `cbor:"1,keyasint"`
-	From    string          `cbor:"2,keyasint"`
-	To      string          `cbor:"3,keyasint"`
-	Halves  map[Half]string `cbor:"4,keyasint"`
-	Started time.Time       `cbor:"5,keyasint"`
+	CallID  string            `cbor:"1,keyasint"`
+	From    string            `cbor:"2,keyasint"`
+	To      string            `cbor:"3,keyasint"`
+	Halves  map[string]string `cbor:"4,keyasint"`
+	Started time.Time         `cbor:"5,keyasint"`
 }
 
 // calls lists the calls in progress. It carries nothing: a call that is not
@@ -86,7 +83,7 @@ func text(s string) string {
 }
 
 // begin lists a call as an INVITE is sent on.
-func (l *calls) begin(m *sipmsg.Message, half Half, now time.Time) callKey {
+func (l *calls) begin(m *sipmsg.Message, half string, now time.Time) callKey {
 	k := keyOf(m.CallID(), m.FromTag())
 	from, _ := m.From()
 	l.mu.Lock()
@@ -96,7 +93,7 @@ func (l *calls) begin(m *sipmsg.Message, half Half, now time.Time) callKey {
 		if len(l.list) >= l.c.cfg.MaxCalls && !l.sweep(now) {
 			return k
 		}
-		e = &call{CallID: text(m.CallID()), From: text(from.URI), To: text(m.RequestURI()), Halves: make(map[Half]string), Started: now}
+		e = &call{CallID: text(m.CallID()), From: text(from.URI), To: text(m.RequestURI()), Halves: make(map[string]string), Started: now}
 		l.list[k] = e
 	}
 	if e.Halves[half] == "" {
@@ -117,7 +114,7 @@ func (l *calls) sweep(now time.Time) bool {
 }
 
 // heard follows the responses to an INVITE.
-func (l *calls) heard(k callKey, half Half, status int) {
+func (l *calls) heard(k callKey, half string, status int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.list[k]
@@ -211,7 +208,7 @@ func (c *CSCF) Calls() []Call {
 	var out []Call
 	for _, e := range c.calls.list {
 		for half, s := range e.Halves {
-			out = append(out, Call{CallID: e.CallID, From: e.From, To: e.To, Half: half, State: s, Started: e.Started})
+			out = append(out, Call{CallID: e.CallID, From: e.From, To: e.To, Role: half, State: s, Started: e.Started})
 		}
 	}
 	slices.SortFunc(out, func(a, b Call) int {
@@ -221,7 +218,7 @@ func (c *CSCF) Calls() []Call {
 		if d := strings.Compare(a.CallID, b.CallID); d != 0 {
 			return d
 		}
-		return strings.Compare(string(a.Half), string(b.Half))
+		return strings.Compare(a.Role, b.Role)
 	})
 	return out
 }

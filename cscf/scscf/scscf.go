@@ -47,7 +47,7 @@ type Config struct {
 	ServiceAddr netip.AddrPort // of the group, with the port of the S entry
 	Domain      string         // home network domain
 	HSS         hss.HSS
-	Digest      *digest.Server
+	Digest      *digest.Server // nil: one with the cluster's secret
 
 	DefaultExpires time.Duration // of a contact that asks for none; 1 h
 	MinExpires     time.Duration // shorter ones are answered 423; 60 s
@@ -114,6 +114,9 @@ var _ transaction.User = (*CSCF)(nil)
 // New returns the S-CSCF of a group, without any registration; see Load.
 func New(cfg Config, core Core, store ha.Store) *CSCF {
 	c := &CSCF{cfg: cfg.withDefaults(), core: core, store: store}
+	if c.cfg.Digest == nil {
+		c.cfg.Digest = digest.NewServer(digest.Config{Secret: core.State().Secret()})
+	}
 	c.log = c.cfg.Log.With("role", "s-cscf", "group", cfg.Group)
 	c.live, _ = cfg.HSS.(hss.Live)
 	route := func(mode token.Mode) string {

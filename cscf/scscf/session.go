@@ -149,16 +149,20 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) [][]transaction.Targ
 }
 
 // forward sends an initial request on and follows the call it may begin.
-func (c *CSCF) forward(r *transaction.Request, half Half, groups [][]transaction.Target) {
+func (c *CSCF) forward(r *transaction.Request, half string, groups [][]transaction.Target) {
 	f := transaction.Forward{Groups: groups}
-	if r.Message.Method() == "INVITE" {
-		k := c.calls.begin(r.Message, half, time.Now())
-		f.Response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
-			c.calls.heard(k, half, m.Status())
-			return transaction.Pass
-		}
+	if r.Message.Method() != "INVITE" {
+		r.Forward(f)
+		return
 	}
-	r.Forward(f)
+	k := c.calls.begin(r.Message, half, time.Now())
+	f.Response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+		c.calls.heard(k, half, m.Status())
+		return transaction.Pass
+	}
+	if r.Forward(f); r.Finished() { // refused on the way out, as with Max-Forwards 0
+		c.calls.heard(k, half, 480)
+	}
 }
 
 // inDialog relays a request along its route set (RFC 3261 §16.4, §16.12).
