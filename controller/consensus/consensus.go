@@ -53,8 +53,7 @@ const (
 
 // Timings. Elections end within 0.44 s (p99) with these.
 const (
-	electionTimeout = 150 * time.Millisecond // also the heartbeat timeout
-	leaderLease     = 75 * time.Millisecond
+	electionTimeout = 150 * time.Millisecond // also the heartbeat timeout; the leader lease is half of it
 	// Followers learn of a commit with the next entry, or after this time to
 	// twice of it. Propose on a follower waits for it.
 	commitTimeout = 10 * time.Millisecond
@@ -94,6 +93,7 @@ type Config struct {
 	// For tests.
 	logStore               func(raft.LogStore) raft.LogStore // puts a fault in the log's way
 	watchPeriod, stallTime time.Duration                     // of the watchdog
+	electionTimeout        time.Duration                     // the leader lease is half of it
 }
 
 // Controller is this member. Its methods may be called from any goroutine.
@@ -141,6 +141,9 @@ func start(cfg Config) (*Controller, error) {
 	}
 	if cfg.watchPeriod == 0 {
 		cfg.watchPeriod, cfg.stallTime = watchPeriod, stallTime
+	}
+	if cfg.electionTimeout == 0 {
+		cfg.electionTimeout = electionTimeout
 	}
 	members, err := checkMembers(cfg.Node, cfg.Members)
 	if err != nil {
@@ -239,8 +242,8 @@ func (c *Controller) open() (err error) {
 	}
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(c.cfg.Node)
-	conf.HeartbeatTimeout, conf.ElectionTimeout = electionTimeout, electionTimeout
-	conf.LeaderLeaseTimeout, conf.CommitTimeout = leaderLease, commitTimeout
+	conf.HeartbeatTimeout, conf.ElectionTimeout = c.cfg.electionTimeout, c.cfg.electionTimeout
+	conf.LeaderLeaseTimeout, conf.CommitTimeout = c.cfg.electionTimeout/2, commitTimeout
 	conf.Logger, conf.NoLegacyTelemetry = logger, true
 
 	streams := c.newStreams()

@@ -17,13 +17,17 @@ const (
 type progress struct {
 	limit time.Duration
 	since time.Time // when the leader last got on, or was not the leader
+	last  time.Time // when it was looked at
 	index uint64
 }
 
 // stalled takes an observation and reports whether this member has led for
-// limit without committing anything.
+// limit without committing anything. A look that comes late, after a freeze of
+// the whole process say, begins the time again: it proves nothing about the disk.
 func (p *progress) stalled(now time.Time, leads bool, commit uint64) bool {
-	if !leads || commit != p.index || p.since.IsZero() {
+	late := now.Sub(p.last) > p.limit/2
+	p.last = now
+	if !leads || commit != p.index || late {
 		p.since, p.index = now, commit
 		return false
 	}
