@@ -8,17 +8,23 @@ import (
 
 // suggest says which key was probably meant, or which there are.
 func suggest(key string, f fields) string {
-	best, dist := "", 3
 	all := slices.Sorted(maps.Keys(f))
-	for _, k := range all {
-		if d := distance(clip(key), k); d < dist || d == dist && best == "" && d < len(k)/2 {
-			best, dist = k, d
-		}
-	}
-	if best != "" {
-		return "write " + best
+	if near, ok := Nearest(key, all); ok {
+		return "write " + near
 	}
 	return "remove it, or write one of " + strings.Join(all, ", ")
+}
+
+// Nearest returns the one of the known words that a misspelt one probably
+// means: at most two edits, and less than half of it, away.
+func Nearest(word string, known []string) (string, bool) {
+	best, found := 3, ""
+	for _, k := range known {
+		if d := distance(clip(word), k); d < best && 2*d < len(k) {
+			best, found = d, k
+		}
+	}
+	return found, found != ""
 }
 
 // distance is the number of single-character edits between two short words.

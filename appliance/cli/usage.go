@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"bellwether/appliance/config"
+)
+
+// usageError is a command line that makes no sense.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...)}
+}
+
+// group makes a command that only holds others.
+func group(use, short string, also []string, children ...*cobra.Command) *cobra.Command {
+	g := &cobra.Command{Use: use, Short: short, SuggestFor: also, Args: noSuchCommand}
+	g.RunE = func(c *cobra.Command, _ []string) error {
+		return usagef("%s needs a command; write one of %s", c.CommandPath(), names(c))
+	}
+	g.AddCommand(children...)
+	return g
+}
+
+func names(c *cobra.Command) string {
+	var all []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			all = append(all, sub.Name())
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// meant answers guesses that are reasonable and wrong.
+var meant = map[string]string{
+	"user list":       "write bellwether subscriber list, or bellwether user show IDENTITY for who is registered",
+	"user add":        "write bellwether subscriber add",
+	"node show":       "write bellwether node list",
+	"call show":       "write bellwether call list",
+	"cluster status":  "write bellwether status",
+	"cluster list":    "write bellwether node list",
+	"worker add":      "write it into the configuration of its node and restart that",
+	"subscriber edit": "write bellwether subscriber add --replace",
+	"start":           "write bellwether node -c FILE",
+	"stop":            "end bellwether node with SIGTERM, or stop its service",
+	"restart":         "restart the service, or bellwether node -c FILE",
+}
+
+// noSuchCommand refuses arguments of a command that has subcommands.
+func noSuchCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	what := strings.TrimPrefix(c.CommandPath()+" "+args[0], "bellwether ")
+	if hint, ok := meant[what]; ok {
+		return usagef("there is no command %q; %s", what, hint)
+	}
+	if c.SuggestionsMinimumDistance <= 0 {
+		c.SuggestionsMinimumDistance = 2
+	}
+	if s := c.SuggestionsFor(args[0]); len(s) > 0 {
+		return usagef("there is no command %q; did you mean %s?", what, s[0])
+	}
+	return usagef("there is no command %q; see %s --help", what, c.CommandPath())
+}
+
+// exactly takes one argument for each name.
+func exactly(names ...string) cobra.PositionalArgs { return between(len(names), names...) }
+
+// between takes at least min arguments, at most one for each name.
+func between(min int, names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch {
+		case len(args) < min:
+			return usagef("%s needs %s; see %s --help", c.CommandPath(), names[len(args)], c.CommandPath())
+		case len(args) > len(names):
+			return usagef("%s takes no %q; see %s --help", c.CommandPath(), args[len(names)], c.CommandPath())
+		}
+		return nil
+	}
+}
+
+// flagError says which flag was probably meant.
+func flagError(c *cobra.Command, err error) error {
+	text := err.Error()
+	if name, unknown := strings.CutPrefix(text, "unknown flag: --"); unknown {
+		var all []string
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				all = append(all, f.Name)
+			}
+		})
+		if near, ok := config.Nearest(name, all); ok {
+			return usagef("%s has no flag --%s; did you mean --%s?", c.CommandPath(), name, near)
+		}
+		return usagef("%s has no flag --%s; see %s --help", c.CommandPath(), name, c.CommandPath())
+	}
+	return usagef("%s; see %s --help", text, c.CommandPath())
+}
+
+// help is bellwether help, which refuses what does not exist.
+func help(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Help about a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err != nil {
+				return err
+			}
+			if len(rest) > 0 {
+				return noSuchCommand(c, rest)
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
+}
+
+// tidy makes the commands that cobra brings refuse as ours do.
+func tidy(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Args, c.RunE = noSuchCommand, func(c *cobra.Command, _ []string) error {
+			return usagef("%s needs a shell; write one of %s", c.CommandPath(), names(c))
+		}
+		for _, shell := range c.Commands() {
+			shell.Args = exactly()
+		}
+	}
+}
