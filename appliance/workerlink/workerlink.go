@@ -43,11 +43,13 @@ const (
 // MaxCalls bounds the calls that one worker process lists in a CallsReply.
 const MaxCalls = 20_000
 
-// HelloMsg is the first thing that a worker process says on a link.
+// HelloMsg is the first thing that a worker process says on a link. The front
+// process of another node says it too, to show that its node is there.
 type HelloMsg struct {
 	Node    string `cbor:"1,keyasint"`
 	Version string `cbor:"2,keyasint"`
 	PID     int    `cbor:"3,keyasint"`
+	Front   bool   `cbor:"4,keyasint"` // a front, not a worker process
 }
 
 // GroupsMsg names the groups that the worker process serves now; it replaces

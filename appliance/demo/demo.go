@@ -1,0 +1,271 @@
+// Package demo runs a cluster of three real nodes on this machine, with a
+// hundred subscribers and built-in phones that register and call each other
+// until it is told to stop. It judges every call from the phones: answered,
+// ended in order, and the far end's tone heard on both sides.
+//
+// It measures nothing inside the cluster and changes nothing outside its own
+// directory. A failed call stays failed: nothing is tried again.
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"bellwether/appliance/localcluster"
+	"bellwether/controller/api"
+	"bellwether/tui/statusline"
+)
+
+// Domain is the home domain of the demo's subscribers.
+const Domain = "demo.bellwether.test"
+
+const (
+	subscribers = 100
+	readyWithin = 15 * time.Second
+)
+
+// Options say how to run it.
+type Options struct {
+	Binary string        // the bellwether program
+	For    time.Duration // how long calls are made; 0: until ctx ends
+	JSON   bool          // print one Result as JSON at the end
+	Plain  bool          // no live line
+	Keep   bool          // leave the cluster running at the end
+	Out    io.Writer     // the result
+	Err    io.Writer     // progress
+}
+
+// Result is what the demo saw.
+type Result struct {
+	Nodes          int     `json:"nodes"`      // connected at the end
+	Leader         string  `json:"leader"`     // node that leads the controllers
+	Registered     int     `json:"registered"` // phones that registered
+	CallsOK        int     `json:"calls_ok"`
+	CallsFailed    int     `json:"calls_failed"`
+	CrossNodeCalls int     `json:"cross_node_calls"` // of calls_ok: caller and callee are served by workers of different nodes
+	RTPExpected    uint64  `json:"rtp_expected"`     // packets, both directions
+	RTPReceived    uint64  `json:"rtp_received"`
+	AudioOK        bool    `json:"audio_ok"`   // in every call both sides heard the other's tone and got at least 95 % of the packets
+	UpSeconds      float64 `json:"up_seconds"` // from the start until all nodes served
+}
+
+// ErrFailed means that the demo ran and something in it failed.
+var ErrFailed = errors.New("the demo saw failures")
+
+// Run runs the demo. It returns ErrFailed if a phone, a call or its audio failed.
+func Run(ctx context.Context, o Options) error {
+	dir, err := os.MkdirTemp("", "bellwether-demo-")
+	if err != nil {
+		return fmt.Errorf("make a directory for the demo: %w", err)
+	}
+	keep := o.Keep
+	defer func() {
+		if !keep {
+			os.RemoveAll(dir)
+		}
+	}()
+	began := time.Now()
+	say := func(format string, args ...any) { fmt.Fprintf(o.Err, format+"\n", args...) }
+	say("Starting three nodes on 127.0.0.1, 127.0.0.2 and 127.0.0.3 ...")
+	c, err := localcluster.Create(localcluster.Spec{
+		Dir: dir, Binary: o.Binary, Domain: Domain, Detached: o.Keep,
+		Nodes: []localcluster.NodeSpec{
+			{Name: "n1", Address: netip.MustParseAddr("127.0.0.1"), Workers: []string{"p1", "i1", "s1"}},
+			{Name: "n2", Address: netip.MustParseAddr("127.0.0.2"), Workers: []string{"p2", "i2"}},
+			{Name: "n3", Address: netip.MustParseAddr("127.0.0.3"), Workers: []string{"s2"}},
+		},
+		PortP: 5060, PortI: 4060, PortS: 6060, PortNode: 7400, PortHTTP: 9090,
+	})
+	if err != nil {
+		return err
+	}
+	stopped := false
+	stop := func() error { stopped = true; return c.Stop() }
+	defer func() {
+		if !stopped {
+			keep = false // an early end leaves nothing behind
+			_ = c.Stop() // what made it end early is reported
+		}
+	}()
+	if err := c.Start(); err != nil {
+		return err
+	}
+	wctx, cancel := context.WithTimeout(ctx, readyWithin)
+	err = c.WaitReady(wctx)
+	cancel()
+	if err != nil {
+		return err
+	}
+	up := time.Since(began)
+	say("The cluster is up after %.1f s; %s leads. Adding %d subscribers and registering their phones ...", up.Seconds(), c.Leader(ctx), subscribers)
+	password := rand.Text()
+	if err := provision(ctx, c, password); err != nil {
+		return err
+	}
+	f, err := newFleet(ctx, c, password, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	if err := f.register(ctx); err != nil && ctx.Err() == nil {
+		say("%v", err)
+	}
+	say("%d of %d phones are registered after %.1f s. Calling ...", f.registered(), subscribers, time.Since(began).Seconds())
+
+	cctx, cancel := ctx, context.CancelFunc(func() {})
+	if o.For > 0 {
+		cctx, cancel = context.WithTimeout(ctx, o.For)
+	}
+	var wg sync.WaitGroup
+	if !o.Plain {
+		wg.Go(func() { show(cctx, o.Err, f, time.Now()) })
+	}
+	f.callUntil(cctx)
+	cancel()
+	wg.Wait()
+
+	res := f.result()
+	res.UpSeconds = up.Round(time.Millisecond).Seconds()
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	if st, err := c.Nodes[0].Admin.Status(sctx); err == nil {
+		res.Leader = st.Leader
+		for _, n := range st.Nodes {
+			if n.Connected {
+				res.Nodes++
+			}
+		}
+	}
+	cancel()
+	f.close()
+	if !o.Keep {
+		if err := stop(); err != nil {
+			return err
+		}
+	} else {
+		stopped = true
+	}
+	if err := print(o, res, f.reasons()); err != nil {
+		return err
+	}
+	if o.Keep {
+		kept(o.Err, c, dir, password)
+	}
+	if res.CallsFailed > 0 || res.Registered < subscribers || !res.AudioOK || res.Nodes < len(c.Nodes) {
+		return ErrFailed
+	}
+	return nil
+}
+
+// provision stores the subscribers of the demo.
+func provision(ctx context.Context, c *localcluster.Cluster, password string) error {
+	var all []api.NewSubscriber
+	for i := range subscribers {
+		impi := user(i) + "@" + Domain
+		n := api.NewSubscriber{
+			IMPI: impi, Realm: Domain, HA1: credentials(impi, Domain, password),
+			Identities: []api.Identity{{URI: "sip:" + impi}, {URI: "tel:" + number(i)}},
+		}
+		all = append(all, n)
+	}
+	// One more, for a real phone beside the built-in ones.
+	impi := "alice@" + Domain
+	all = append(all, api.NewSubscriber{
+		IMPI: impi, Realm: Domain, HA1: credentials(impi, Domain, password),
+		Identities: []api.Identity{{URI: "sip:" + impi}},
+	})
+	_, err := c.Nodes[0].Admin.ImportSubscribers(ctx, all)
+	return err
+}
+
+func user(i int) string   { return fmt.Sprintf("u%03d", i) }
+func number(i int) string { return fmt.Sprintf("+1555%07d", i) }
+
+// show keeps the status line until ctx ends.
+func show(ctx context.Context, w io.Writer, f *fleet, began time.Time) {
+	line := statusline.New(w)
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		r := f.result()
+		n := strconv.Itoa
+		items := []statusline.Item{
+			{Value: n(r.CallsOK), Label: "calls ok"},
+			{Value: n(r.CallsFailed), Label: "failed", Bad: r.CallsFailed > 0},
+			{Value: n(f.active()), Label: "up"},
+			{Value: n(r.Registered), Label: "registered", Bad: r.Registered < subscribers},
+			{Value: n(r.CrossNodeCalls), Label: "across nodes"},
+			{Value: share(r.RTPReceived, r.RTPExpected), Label: "of audio"},
+			{Value: time.Since(began).Round(time.Second).String()},
+		}
+		if ctx.Done() != nil {
+			items = append(items, statusline.Item{Value: "ctrl+c", Label: "ends"})
+		}
+		if line.Show(time.Now(), items...) != nil {
+			return // nobody reads: the demo goes on
+		}
+		select {
+		case <-ctx.Done():
+			_ = line.End()
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func share(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
+}
+
+// print writes the result as asked.
+func print(o Options, r Result, reasons []string) error {
+	if o.JSON {
+		return json.NewEncoder(o.Out).Encode(r)
+	}
+	audio := "every call had audio both ways"
+	if !r.AudioOK {
+		audio = "audio was missing in some calls"
+	}
+	_, err := fmt.Fprintf(o.Out, "%d nodes, %s leads, %d phones registered\n%d calls succeeded (%d across nodes), %d failed\n%d of %d audio packets arrived (%s); %s\n",
+		r.Nodes, r.Leader, r.Registered, r.CallsOK, r.CrossNodeCalls, r.CallsFailed, r.RTPReceived, r.RTPExpected, share(r.RTPReceived, r.RTPExpected), audio)
+	for _, s := range reasons {
+		fmt.Fprintln(o.Out, " ", s)
+	}
+	return err
+}
+
+// kept says how to use the cluster that goes on running.
+func kept(w io.Writer, c *localcluster.Cluster, dir, password string) {
+	var pids []string
+	for _, n := range c.Nodes {
+		pids = append(pids, strconv.Itoa(n.PID()))
+	}
+	n := c.Nodes[0]
+	binary := c.Spec.Binary
+	if rel, err := filepath.Rel(".", binary); err == nil && !strings.HasPrefix(rel, "..") {
+		binary = "./" + rel
+	}
+	fmt.Fprintf(w, `
+The cluster goes on running in %[1]s.
+Register a phone:  sip:alice@%[2]s, user alice@%[2]s, password %[3]s,
+                   outbound proxy sip:%[4]s (UDP) or any other node's address
+  with baresip:    <sip:alice@%[2]s>;auth_user=alice@%[2]s;auth_pass=%[3]s;outbound="sip:%[4]s";regint=600
+                   (a line of ~/.baresip/accounts)
+Look at it:        %[5]s status --socket %[6]s
+Stop it:           kill %[7]s
+`, dir, Domain, password, n.P(), binary, n.AdminSocket(), strings.Join(pids, " "))
+}

@@ -1,0 +1,84 @@
+package frontproc
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"bellwether/controller/state"
+)
+
+var (
+	descUsers    = prometheus.NewDesc("bellwether_users", "Registered users assigned to a worker.", []string{"worker", "kind", "node"}, nil)
+	descCalls    = prometheus.NewDesc("bellwether_calls", "Calls at a worker.", []string{"worker", "kind", "node"}, nil)
+	descLoad     = prometheus.NewDesc("bellwether_worker_load", "Requests in flight plus CPU cores in use, as min-load sees it.", []string{"worker", "kind", "node"}, nil)
+	descUp       = prometheus.NewDesc("bellwether_worker_connected", "1 while the worker is connected to this node.", []string{"worker", "kind", "node"}, nil)
+	descMessages = prometheus.NewDesc("bellwether_worker_messages_total", "SIP messages that a worker received.", []string{"worker", "kind", "node"}, nil)
+	descReceived = prometheus.NewDesc("bellwether_front_received_total", "Datagrams that came to this node's SIP ports.", nil, nil)
+	descSent     = prometheus.NewDesc("bellwether_front_sent_total", "Datagrams that left this node's SIP ports.", nil, nil)
+	descRelayed  = prometheus.NewDesc("bellwether_front_relayed_total", "SIP messages that this node passed between workers.", nil, nil)
+	descDropped  = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front dropped, by cause.", []string{"cause"}, nil)
+	descReplied  = prometheus.NewDesc("bellwether_front_replied_total", "Stateless answers of this node's front, by status.", []string{"status"}, nil)
+	descFlows    = prometheus.NewDesc("bellwether_front_flows", "Flows of phones that this node's front knows.", nil, nil)
+	descLeader   = prometheus.NewDesc("bellwether_leader", "1 while this node leads the controllers.", nil, nil)
+	descQuorum   = prometheus.NewDesc("bellwether_quorum", "1 while a leader is known.", nil, nil)
+	descTerm     = prometheus.NewDesc("bellwether_raft_term", "Raft term.", nil, nil)
+	descApplied  = prometheus.NewDesc("bellwether_raft_applied_index", "Last log index in this node's copy of the state.", nil, nil)
+	descSubs     = prometheus.NewDesc("bellwether_subscribers", "Provisioned subscribers.", nil, nil)
+	descReady    = prometheus.NewDesc("bellwether_ready", "1 while SIP through this node's P-CSCF port is answered.", nil, nil)
+)
+
+// collector reads the figures when it is asked.
+type collector struct{ p *Process }
+
+func newCollector(p *Process) prometheus.Collector { return collector{p} }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	st, loads := c.p.ctl.State(), c.p.workers.loads()
+	for w := range st.Workers() {
+		g, _ := st.Group(w.Group)
+		l, up := loads[w.Group]
+		labels := []string{w.ID, string(w.Kind), w.Node}
+		if w.Kind != state.ICSCF {
+			gauge(descUsers, float64(g.Users), labels...)
+			gauge(descCalls, float64(l.Calls), labels...)
+		}
+		gauge(descLoad, l.Load, labels...)
+		gauge(descUp, number(up), labels...)
+		ch <- prometheus.MustNewConstMetric(descMessages, prometheus.CounterValue, float64(l.Messages), labels...)
+	}
+	fs := c.p.front.Stats()
+	count := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	count(descReceived, fs.Received)
+	count(descSent, fs.Sent)
+	count(descRelayed, fs.Relayed)
+	for why, n := range fs.Dropped {
+		count(descDropped, n, why)
+	}
+	for status, n := range fs.Replied {
+		count(descReplied, n, strconv.Itoa(status))
+	}
+	gauge(descFlows, float64(fs.Flows))
+	leader, ok := c.p.ctl.Leader()
+	gauge(descLeader, number(leader == c.p.cfg.Node.Name))
+	gauge(descQuorum, number(ok))
+	cs := c.p.ctl.Status()
+	gauge(descTerm, float64(cs.Term))
+	gauge(descApplied, float64(cs.AppliedIndex))
+	gauge(descSubs, float64(st.SubscriberCount()))
+	gauge(descReady, number(c.p.ready.ready() == nil))
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,59 @@
+package frontproc
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"bellwether/appliance/workerlink"
+	"bellwether/appliance/workerproc"
+	"bellwether/controller/link"
+	"bellwether/controller/mesh"
+)
+
+const redial = 250 * time.Millisecond
+
+// silent ignores what another node's front says.
+type silent struct{}
+
+func (silent) SIP(*link.Conn, *link.SIP)         {}
+func (silent) Notify(*link.Conn, string, []byte) {}
+func (silent) Call(*link.Conn, string, []byte) ([]byte, error) {
+	return nil, errors.New("nothing is served here")
+}
+
+// show keeps a link to every other controller, so that each of them sees
+// within two seconds whether this node is there.
+func (p *Process) show(ctx context.Context, m *mesh.Mesh) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, c := range p.cfg.Cluster.Controllers {
+		if c.Name == p.cfg.Node.Name {
+			continue
+		}
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				p.showTo(ctx, m, c.Address.String(), c.Name)
+				select {
+				case <-ctx.Done():
+				case <-time.After(redial):
+				}
+			}
+		})
+	}
+}
+
+func (p *Process) showTo(ctx context.Context, m *mesh.Mesh, addr, node string) {
+	nc, err := m.Dial(ctx, addr, node, workerproc.ALPN)
+	if err != nil {
+		return // the raft transport says more about it
+	}
+	c := link.New(nc, silent{}, link.Options{})
+	stop := context.AfterFunc(ctx, c.Close)
+	defer stop()
+	hello := workerlink.HelloMsg{Node: p.cfg.Node.Name, Version: p.version, PID: os.Getpid(), Front: true}
+	_ = c.Notify(workerlink.Hello, workerlink.Encode(hello)) // Run says if the link is broken
+	_ = c.Run()
+}

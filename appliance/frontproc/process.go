@@ -1,0 +1,184 @@
+// Package frontproc is the front process of a controller node: the Raft member
+// with the cluster state, the SIP front, the admin API, and the links to the
+// worker processes of the whole cluster.
+//
+// It holds no registrations, transactions or dialogs: those are the workers'.
+// It can die without a registration being lost; its phones on UDP are served
+// again when it is back.
+//
+// Failure modes: an address that cannot be bound, a data directory of another
+// cluster or node, a certificate that is missing or foreign stop it at the
+// start, with one line that says what to do. Without a leader it serves
+// registered users and holds back new assignments.
+package frontproc
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"bellwether/appliance/config"
+	"bellwether/appliance/identity"
+	"bellwether/appliance/workerlink"
+	"bellwether/appliance/workerproc"
+	"bellwether/controller/admin"
+	"bellwether/controller/consensus"
+	"bellwether/controller/front"
+	"bellwether/controller/link"
+	"bellwether/controller/mesh"
+	"bellwether/controller/state"
+)
+
+// Options are what the node gives beside its configuration.
+type Options struct {
+	Version string
+	Log     *slog.Logger
+	Ready   func() // called once the sockets are open
+	// Reload applies the configuration file again; nil where the node cannot.
+	Reload func() (applied, pending []config.Change, err error)
+}
+
+// Process is a running front process.
+type Process struct {
+	cfg     *config.Config
+	version string
+	log     *slog.Logger
+	ctl     *consensus.Controller
+	front   *front.Front
+	workers *workers
+	alarms  *alarms
+	ready   *prober
+	reload  func() (applied, pending []config.Change, err error)
+}
+
+// Run serves until ctx ends. It returns an error only when it cannot start.
+func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Options) (err error) {
+	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
+	if err != nil {
+		return fmt.Errorf("open the cluster port: %w", err)
+	}
+	defer m.Close()
+	secret := make([]byte, 32)
+	rand.Read(secret)
+	members := make([]consensus.Member, 0, len(cfg.Cluster.Controllers))
+	for _, c := range cfg.Cluster.Controllers {
+		members = append(members, consensus.Member{Name: c.Name, Addr: c.Address.String()})
+	}
+	p.ctl, err = consensus.Start(ctx, consensus.Config{
+		Node: cfg.Node.Name, ClusterID: id.ClusterID, DataDir: filepath.Join(cfg.Node.DataDir, "raft"), Members: members, Mesh: m,
+		Init: &state.Init{ClusterID: id.ClusterID, Name: id.ClusterName, Secret: secret}, Log: o.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("start the controller: %w", err)
+	}
+	defer func() { err = errors.Join(err, p.ctl.Close()) }()
+
+	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Log: o.Log}, p.ctl)
+	if err != nil {
+		return fmt.Errorf("open the SIP ports: %w", err)
+	}
+	defer p.front.Close()
+	p.workers = &workers{p: p, conns: map[*link.Conn]*peer{}}
+	wg.Go(func() { p.workers.spread(ctx) })
+
+	local, err := admin.ListenPrivate(filepath.Join(cfg.Node.RunDir, workerproc.SocketName))
+	if err != nil {
+		return err
+	}
+	wg.Go(func() { p.workers.accept(ctx, local, cfg.Node.Name) })
+	wg.Go(func() { p.workers.accept(ctx, m.Handle(workerproc.ALPN), "") })
+
+	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
+	wg.Go(func() { p.ready.run(ctx) })
+	adm, err := admin.Listen(cfg.AdminSocket())
+	if err != nil {
+		return err
+	}
+	p.serve(ctx, &wg, adm, admin.Handler(source{p}))
+	if cfg.Metrics.Listen.IsValid() {
+		l, err := net.Listen("tcp", cfg.Metrics.Listen.String())
+		if err != nil {
+			return fmt.Errorf("open the metrics port: %w; write another address at metrics.listen", err)
+		}
+		reg := prometheus.NewRegistry()
+		reg.MustRegister(newCollector(p))
+		p.serve(ctx, &wg, l, admin.Health(promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), p.live, p.ready.ready))
+	}
+	wg.Go(func() { p.show(ctx, m) })
+	wg.Go(func() { p.introduce(ctx) })
+	if o.Ready != nil {
+		o.Ready()
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func entries(cfg *config.Config) []front.Entry {
+	a := cfg.SIP.Address
+	return []front.Entry{
+		{Kind: 'p', Addr: netip.AddrPortFrom(a, cfg.SIP.PCSCF)},
+		{Kind: 'i', Addr: netip.AddrPortFrom(a, cfg.SIP.ICSCF)},
+		{Kind: 's', Addr: netip.AddrPortFrom(a, cfg.SIP.SCSCF)},
+	}
+}
+
+// serve answers HTTP on l until ctx ends.
+func (p *Process) serve(ctx context.Context, wg *sync.WaitGroup, l net.Listener, h http.Handler) {
+	wg.Go(func() {
+		if err := admin.Serve(ctx, l, h, p.log); err != nil {
+			p.log.Error("serve HTTP", "err", err)
+		}
+	})
+}
+
+// introduce makes the state know this node.
+func (p *Process) introduce(ctx context.Context) {
+	want := workerproc.NodeOf(p.cfg, p.version)
+	for ctx.Err() == nil {
+		if have, ok := p.ctl.State().Node(want.Name); ok && have == want {
+			break
+		}
+		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		res, err := p.ctl.Propose(pctx, state.Command{PutNode: &want, RequestID: rand.Text()})
+		cancel()
+		if err = errors.Join(err, res.Check()); err != nil && ctx.Err() == nil {
+			p.log.Warn("introduce this node to the cluster", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+}
+
+// live reports whether the process works at all.
+func (p *Process) live() error {
+	if p.ctl.State() == nil {
+		return errors.New("no cluster state")
+	}
+	return nil
+}
+
+// childExit records what the supervisor saw.
+func (p *Process) childExit(m workerlink.ChildExitMsg) {
+	p.alarms.raise(p.cfg.Node.Name, "child_crashed:"+m.Child, m.At,
+		fmt.Sprintf("%s process ended (%s), restart %d", m.Child, m.Reason, m.Restarts),
+		"read the log of this node from that time; it was restarted by itself")
+}

@@ -1,0 +1,430 @@
+package frontproc
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"bellwether/appliance/workerlink"
+	"bellwether/controller/api"
+	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
+)
+
+const watchEvery = 500 * time.Millisecond
+
+// source is what the admin API reads and changes (admin.Source).
+type source struct{ p *Process }
+
+func (s source) Version(context.Context) (api.Version, error) {
+	return api.Version{Version: s.p.version, Go: runtime.Version(), Node: s.p.cfg.Node.Name}, nil
+}
+
+func (s source) Status(ctx context.Context) (api.Status, error) {
+	st, cs := s.p.ctl.State(), s.p.ctl.Status()
+	leader, ok := s.p.ctl.Leader()
+	out := api.Status{
+		Cluster: st.ClusterID(), Domain: s.p.cfg.SIP.Domain, Node: s.p.cfg.Node.Name, Version: s.p.version,
+		Leader: leader, Term: cs.Term, Quorum: ok, Subscribers: st.SubscriberCount(),
+	}
+	out.Nodes, _ = s.Nodes(ctx)
+	out.Workers, _ = s.Workers(ctx)
+	for g := range st.Groups() {
+		if g.Kind == state.SCSCF {
+			out.Users += g.Users
+		}
+	}
+	seen := 0
+	for _, w := range out.Workers {
+		if w.Kind == string(state.SCSCF) {
+			seen += w.Calls
+		}
+	}
+	out.Calls = (seen + 1) / 2 // each call has an originating and a terminating half
+	out.Alarms = s.alarms(out, ok)
+	return out, nil
+}
+
+// alarms are those that were raised and those that follow from the status.
+func (s source) alarms(st api.Status, quorum bool) []api.Alarm {
+	now := time.Now()
+	out := s.p.alarms.current(now)
+	if !quorum {
+		out = append(out, api.Alarm{Code: "no_leader", Severity: "critical", Node: st.Node, Since: now,
+			Text: "no majority of the controllers works together", WhatToDo: "start the controllers that are down, or mend the network between them"})
+	}
+	for _, w := range st.Workers {
+		if !w.Connected {
+			out = append(out, api.Alarm{Code: "worker_down:" + w.ID, Severity: "critical", Node: w.Node, Since: now,
+				Text: "worker " + w.ID + " is not connected", WhatToDo: "look at node " + w.Node + ": is it up, and what does its log say"})
+		}
+	}
+	return out
+}
+
+func (s source) Nodes(context.Context) ([]api.Node, error) {
+	st := s.p.ctl.State()
+	leader, _ := s.p.ctl.Leader()
+	up := s.p.workers.nodes()
+	up[s.p.cfg.Node.Name] = true
+	out := []api.Node{}
+	for n := range st.Nodes() {
+		out = append(out, api.Node{
+			Name: n.Name, Address: n.ClusterAddr, Service: n.Service.String(), Controller: n.Controller,
+			Leader: n.Name == leader, Connected: up[n.Name], Version: n.Version,
+		})
+	}
+	return out, nil
+}
+
+func (s source) Workers(context.Context) ([]api.Worker, error) {
+	st, loads := s.p.ctl.State(), s.p.workers.loads()
+	out := []api.Worker{}
+	for w := range st.Workers() {
+		g, _ := st.Group(w.Group)
+		l, connected := loads[w.Group]
+		out = append(out, api.Worker{
+			ID: w.ID, Kind: string(w.Kind), Node: w.Node, Group: w.Group, Serving: g.Serving,
+			Users: g.Users, Calls: l.Calls, Load: l.Load, Connected: connected,
+		})
+	}
+	return out, nil
+}
+
+func (s source) Worker(ctx context.Context, id string) (api.Worker, error) {
+	all, _ := s.Workers(ctx)
+	for _, w := range all {
+		if w.ID == id {
+			return w, nil
+		}
+	}
+	return api.Worker{}, api.Errorf(api.NotFound, "no worker is called %q", id).Advise("list them with 'bellwether worker list'")
+}
+
+// serving says whose a user is at workers of a kind.
+func (s source) serving(st *state.State, k state.Kind, user string) (api.Serving, bool) {
+	id, ok := st.Assignment(k, user)
+	if !ok {
+		return api.Serving{}, false
+	}
+	g, _ := st.Group(id)
+	return api.Serving{Home: g.Home, Serving: g.Serving}, true
+}
+
+// canonical accepts an identity as people write it, "alice" included.
+func (s source) canonical(identity string) (string, error) {
+	text := strings.TrimSpace(identity)
+	if !strings.Contains(text, ":") {
+		switch {
+		case strings.HasPrefix(text, "+"):
+			text = "tel:" + text
+		case strings.Contains(text, "@"):
+			text = "sip:" + text
+		default:
+			text = "sip:" + text + "@" + s.p.cfg.SIP.Domain
+		}
+	}
+	u, err := sipmsg.ParseURI(text)
+	if err != nil {
+		return "", api.Errorf(api.Invalid, "%q is not an identity", identity).Advise("write it as sip:user@domain or tel:+number")
+	}
+	return u.AOR(), nil
+}
+
+func (s source) User(ctx context.Context, identity string) (api.User, error) {
+	aor, err := s.canonical(identity)
+	if err != nil {
+		return api.User{}, err
+	}
+	st := s.p.ctl.State()
+	sub, ok := st.SubscriberByIdentity(aor)
+	if !ok {
+		return api.User{}, api.Errorf(api.NotFound, "nobody has the identity %s", aor).Advise("list subscribers with 'bellwether subscriber list'")
+	}
+	sc, ok := s.serving(st, state.SCSCF, sub.IMPI)
+	if !ok {
+		return api.User{}, api.Errorf(api.NotFound, "%s is not registered", aor).Advise("the subscriber exists; look at 'bellwether subscriber show " + sub.IMPI + "'")
+	}
+	out := api.User{Identity: aor, IMPI: sub.IMPI, SCSCF: sc, Identities: []string{}, Contacts: []api.Contact{}, Path: []string{}, ServiceRoute: []string{}}
+	set := 0
+	for _, id := range sub.Identities {
+		if id.URI == aor {
+			set = id.Set
+		}
+	}
+	for _, id := range sub.ImplicitSet(set) {
+		if !id.Barred {
+			out.Identities = append(out.Identities, id.URI)
+		}
+		// The P-CSCF knows the user by the identity that the phone registered.
+		if pc, ok := s.serving(st, state.PCSCF, id.URI); ok {
+			out.PCSCF = pc
+		}
+	}
+	flows := map[string]string{}
+	missing := s.p.workers.askAll(ctx, workerlink.User, workerlink.Encode(workerlink.UserMsg{AOR: aor, IMPI: sub.IMPI}), func(b []byte) error {
+		var m workerlink.UserReply
+		if err := workerlink.Decode(b, &m); err != nil {
+			return err
+		}
+		for _, b := range m.Bindings {
+			if b.Kind == string(state.PCSCF) {
+				flows[b.Contact] = b.Flow
+				out.ServiceRoute = b.ServiceRoute
+				continue
+			}
+			out.Contacts = append(out.Contacts, api.Contact{URI: b.Contact, Q: b.Q, Expires: b.Expires})
+			out.Path = b.Path
+			if b.Expires.After(out.Expires) {
+				out.Expires = b.Expires
+			}
+		}
+		return nil
+	})
+	if missing > 0 && len(out.Contacts) == 0 {
+		return out, api.Errorf(api.Unavailable, "%d worker processes did not answer", missing).Advise("look at 'bellwether worker list'")
+	}
+	for i := range out.Contacts {
+		out.Contacts[i].Flow = flows[out.Contacts[i].URI]
+	}
+	return out, nil
+}
+
+func (s source) Calls(ctx context.Context) ([]api.Call, error) {
+	byID := map[string]*api.Call{}
+	st := s.p.ctl.State()
+	s.p.workers.askAll(ctx, workerlink.Calls, nil, func(b []byte) error {
+		var m workerlink.CallsReply
+		if err := workerlink.Decode(b, &m); err != nil {
+			return err
+		}
+		for _, c := range m.Calls {
+			a := byID[c.CallID]
+			if a == nil {
+				a = &api.Call{CallID: c.CallID, From: c.From, To: c.To, State: c.State, Started: c.Started}
+				byID[c.CallID] = a
+			}
+			// The originating half knows the identities as they were dialled.
+			if c.Role == "orig" {
+				a.From, a.To, a.State, a.SOrig = c.From, c.To, c.State, c.Worker
+			} else {
+				a.STerm = c.Worker
+			}
+			if c.Started.Before(a.Started) {
+				a.Started = c.Started
+			}
+		}
+		return nil
+	})
+	out := make([]api.Call, 0, len(byID))
+	for _, c := range byID {
+		if sv, ok := s.serving(st, state.PCSCF, c.From); ok {
+			c.POrig = sv.Serving
+		}
+		if sv, ok := s.serving(st, state.PCSCF, c.To); ok {
+			c.PTerm = sv.Serving
+		}
+		out = append(out, *c)
+	}
+	slices.SortFunc(out, func(a, b api.Call) int {
+		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.CallID, b.CallID))
+	})
+	return out, nil
+}
+
+func shown(sub state.Subscriber) api.Subscriber {
+	out := api.Subscriber{IMPI: sub.IMPI, Realm: sub.Realm, Identities: []api.Identity{}, Algorithms: slices.Sorted(maps.Keys(sub.HA1))}
+	for _, id := range sub.Identities {
+		out.Identities = append(out.Identities, api.Identity{URI: id.URI, Set: id.Set, Barred: id.Barred})
+	}
+	return out
+}
+
+func (s source) Subscribers(_ context.Context, after string, limit int) (api.SubscriberPage, error) {
+	page := api.SubscriberPage{Subscribers: []api.Subscriber{}}
+	for sub := range s.p.ctl.State().SubscribersAfter(after) {
+		if len(page.Subscribers) == limit {
+			page.Next = page.Subscribers[limit-1].IMPI
+			break
+		}
+		page.Subscribers = append(page.Subscribers, shown(sub))
+	}
+	return page, nil
+}
+
+func (s source) Subscriber(_ context.Context, name string) (api.Subscriber, error) {
+	st := s.p.ctl.State()
+	if sub, ok := st.Subscriber(name); ok {
+		return shown(sub), nil
+	}
+	if aor, err := s.canonical(name); err == nil {
+		if sub, ok := st.SubscriberByIdentity(aor); ok {
+			return shown(sub), nil
+		}
+	}
+	return api.Subscriber{}, api.Errorf(api.NotFound, "no subscriber is called %q", name).Advise("list them with 'bellwether subscriber list'")
+}
+
+// stored turns what an operator gives into what the state keeps.
+func (s source) stored(n api.NewSubscriber) (state.Subscriber, error) {
+	out := state.Subscriber{IMPI: n.IMPI, Realm: n.Realm, HA1: state.HA1{}}
+	if out.Realm == "" {
+		out.Realm = s.p.cfg.SIP.Domain
+	}
+	if n.HA1.MD5 != "" {
+		out.HA1["MD5"] = n.HA1.MD5
+	}
+	if n.HA1.SHA256 != "" {
+		out.HA1["SHA-256"] = n.HA1.SHA256
+	}
+	for _, id := range n.Identities {
+		u, err := sipmsg.ParseURI(id.URI)
+		if err != nil {
+			return out, api.Errorf(api.Invalid, "identity %q of %s cannot be read", id.URI, n.IMPI).Advise("write it as sip:user@domain or tel:+number")
+		}
+		out.Identities = append(out.Identities, state.Identity{URI: u.AOR(), Set: id.Set, Barred: id.Barred})
+	}
+	return out, nil
+}
+
+func (s source) AddSubscriber(ctx context.Context, n api.NewSubscriber, replace bool) error {
+	sub, err := s.stored(n)
+	if err != nil {
+		return err
+	}
+	return s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
+}
+
+func (s source) RemoveSubscriber(ctx context.Context, impi string) error {
+	return s.propose(ctx, state.Command{RemoveSubscriber: &state.RemoveSubscriber{IMPI: impi}})
+}
+
+func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) (api.ImportResult, error) {
+	var res api.ImportResult
+	st := s.p.ctl.State()
+	var cmds []state.Command
+	for part := range slices.Chunk(all, state.MaxSubscribers/2) {
+		put := &state.PutSubscribers{}
+		for _, n := range part {
+			sub, err := s.stored(n)
+			if err != nil {
+				return res, err
+			}
+			if _, ok := st.Subscriber(n.IMPI); ok {
+				res.Replaced++
+			} else {
+				res.Added++
+			}
+			put.Subscribers = append(put.Subscribers, sub)
+		}
+		cmds = append(cmds, state.Command{PutSubscribers: put})
+	}
+	// All or nothing: first on a copy of the state, which shows every conflict.
+	next := st
+	for _, c := range cmds {
+		var rs []state.Result
+		next, rs = next.Apply(next.Index()+1, []state.Command{c})
+		if err := refused(rs[0].Check()); err != nil {
+			return api.ImportResult{}, err
+		}
+	}
+	for _, c := range cmds {
+		if err := s.propose(ctx, c); err != nil {
+			return res, err
+		}
+	}
+	return res, nil
+}
+
+func (s source) ExportSubscribers(context.Context) (iter.Seq[api.Subscriber], error) {
+	st := s.p.ctl.State()
+	return func(yield func(api.Subscriber) bool) {
+		for sub := range st.Subscribers() {
+			if !yield(shown(sub)) {
+				return
+			}
+		}
+	}, nil
+}
+
+// propose commits a command and turns its refusal into an API error.
+func (s source) propose(ctx context.Context, c state.Command) error {
+	c.RequestID = rand.Text()
+	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
+	defer cancel()
+	res, err := s.p.ctl.Propose(ctx, c)
+	if err != nil {
+		return api.Errorf(api.NoLeader, "the controllers did not commit the change: %v", err).
+			Advise("look at 'bellwether status'; it is not known whether the change took effect")
+	}
+	return refused(res.Check())
+}
+
+func refused(err error) error {
+	var e *state.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	code := api.Invalid
+	switch e.Code {
+	case state.NotFound:
+		code = api.NotFound
+	case state.Exists, state.Conflict:
+		code = api.Conflict
+	case state.Limit:
+		code = api.TooLarge
+	case state.NoWorker:
+		code = api.Unavailable
+	}
+	return api.Errorf(code, "%s", e.Error())
+}
+
+func (s source) Reload(context.Context) (api.Reload, error) {
+	if s.p.reload == nil {
+		return api.Reload{}, api.Errorf(api.Unavailable, "this process cannot reload its configuration").Advise("restart the node")
+	}
+	applied, pending, err := s.p.reload()
+	if err != nil {
+		return api.Reload{}, api.Errorf(api.Invalid, "%v", err).Advise("nothing was changed; correct the file and reload again")
+	}
+	out := api.Reload{Applied: []api.Change{}, Pending: []api.Change{}}
+	for _, c := range applied {
+		out.Applied = append(out.Applied, api.Change{Key: c.Key, Old: c.Old, New: c.New})
+	}
+	for _, c := range pending {
+		out.Pending = append(out.Pending, api.Change{Key: c.Key, Old: c.Old, New: c.New})
+	}
+	return out, nil
+}
+
+// Watch compares the status twice a second and tells what changed.
+func (s source) Watch(ctx context.Context, send func(api.Event) error) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var last string
+	for {
+		st, err := s.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if key := fmt.Sprintf("%+v", st); key != last {
+			last = key
+			if err := send(api.Event{Type: "status", Time: time.Now(), Status: &st}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package workerproc
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bellwether/appliance/workerlink"
+	"bellwether/controller/link"
+	"bellwether/controller/state"
+	"bellwether/cscf/eventrouter"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/transaction"
+)
+
+// maxPerShard bounds the server transactions of one engine in one shard; one
+// more is answered 503 by the transaction layer.
+const maxPerShard = 512
+
+// role is what an engine runs: the P-, I- or S-CSCF logic of one group.
+type role interface {
+	transaction.User
+	Stop()
+}
+
+// engine serves one group. Its layers, one a shard, are touched only by the
+// shard's runner.
+type engine struct {
+	p        *Process
+	group    state.Group
+	workerID string
+	entry    byte // 'p', 'i', 's'
+	role     role
+	figures  func() figures
+	bindings func(workerlink.UserMsg) []workerlink.Binding // nil for a role without users
+	calls    func() []workerlink.Call                      // nil for a role without calls
+	layerCfg transaction.Config
+	layers   []*transaction.Layer // by shard; nil until first used
+	messages atomic.Uint64        // SIP messages received
+	inFlight atomic.Int64
+	stopped  atomic.Bool
+
+	flowMu sync.Mutex
+	flows  map[sipmsg.Flow]time.Time // flows bound at fronts, for a front that comes back
+}
+
+// figures is what a role reports for the load message.
+type figures struct{ users, calls, inFlight int }
+
+// event is what the router orders: a message or a callback of an engine.
+type event struct {
+	eng  *engine
+	msg  *sipmsg.Message
+	from transaction.Peer
+	fn   func()
+}
+
+// handle runs one event in its shard.
+func handle(shard int, e event) {
+	if e.fn != nil {
+		e.fn()
+		return
+	}
+	if e.eng.stopped.Load() {
+		return // the group is served elsewhere now: the retransmission goes there
+	}
+	e.eng.messages.Add(1)
+	e.eng.layer(shard).Receive(e.msg, e.from)
+}
+
+func (e *engine) layer(shard int) *transaction.Layer {
+	l := e.layers[shard]
+	if l == nil {
+		l = transaction.New(e.layerCfg, &shardEnv{e, shard}, e.role)
+		e.layers[shard] = l
+	}
+	return l
+}
+
+// shardEnv gives the layers of one shard their effects.
+type shardEnv struct {
+	e     *engine
+	shard int
+}
+
+func (v *shardEnv) Now() time.Time { return time.Now() }
+
+func (v *shardEnv) Send(to transaction.Peer, raw []byte) { v.e.p.send(v.e, to, raw) }
+
+func (v *shardEnv) After(d time.Duration, fn func()) (stop func()) {
+	// A timer may have posted its event when it is stopped; off is read and
+	// written in the shard only, so a stopped timer never runs.
+	off := false
+	run := func() {
+		if !off {
+			fn()
+		}
+	}
+	t := time.AfterFunc(d, func() { v.Post(run) })
+	return func() { off = true; t.Stop() }
+}
+
+func (v *shardEnv) Post(fn func()) { v.e.p.router.Post(v.shard, event{eng: v.e, fn: fn}) }
+
+// send carries a message of engine e out: to the wire through the front that
+// owns the flow, to an engine of this process, or over a link to another one.
+func (p *Process) send(e *engine, to transaction.Peer, raw []byte) {
+	if to.Group == 0 {
+		f := p.links.front(to.Flow.Node)
+		if f == nil {
+			p.count("front_unreachable")
+			return
+		}
+		if err := f.SendSIP(&link.SIP{From: e.group.ID, Epoch: e.group.Epoch, Entry: e.entry, Flow: to.Flow, Raw: raw}); err != nil {
+			p.count("link_full")
+		}
+		return
+	}
+	from := transaction.Peer{Group: e.group.ID, InProcess: true}
+	if target := p.engine(to.Group); target != nil {
+		p.deliver(target, raw, from, true)
+		return
+	}
+	f := p.links.toward(to.Group)
+	if f == nil {
+		p.count("front_unreachable")
+		return
+	}
+	if err := f.SendSIP(&link.SIP{To: to.Group, From: e.group.ID, Epoch: e.group.Epoch, Entry: e.entry, Raw: raw}); err != nil {
+		p.count("link_full")
+	}
+}
+
+// deliver parses a message and puts it into its shard. Messages from a link
+// are offered and may be shed; those from a hop of this process, which the
+// shard has already admitted, are not.
+func (p *Process) deliver(e *engine, raw []byte, from transaction.Peer, internal bool) {
+	m, err := sipmsg.Parse(raw)
+	if err != nil {
+		p.count("malformed")
+		p.log.Debug("drop a malformed message", "group", e.group.ID, "err", err)
+		return
+	}
+	key := eventrouter.Key(orderKey(m))
+	ev := event{eng: e, msg: m, from: from}
+	if internal {
+		p.router.Post(p.router.Shard(key), ev)
+		return
+	}
+	if err := p.router.Offer(key, class(m), ev, offerWait); err != nil {
+		p.count("shed")
+	}
+}
+
+// orderKey is the activity of a message: its Call-ID; for REGISTER and its
+// answers the AOR.
+func orderKey(m *sipmsg.Message) string {
+	if _, method := m.CSeq(); method == "REGISTER" {
+		if to, err := m.To(); err == nil {
+			if u, err := sipmsg.ParseURI(to.URI); err == nil {
+				return u.AOR()
+			}
+		}
+	}
+	return m.CallID()
+}
+
+// class says what may be shed first under overload.
+func class(m *sipmsg.Message) eventrouter.Class {
+	if !m.IsRequest() || m.ToTag() != "" {
+		return eventrouter.Dialog
+	}
+	switch m.Method() {
+	case "ACK", "BYE", "CANCEL", "PRACK", "UPDATE":
+		return eventrouter.Dialog
+	case "INVITE":
+		return eventrouter.Invite
+	case "REGISTER":
+		return eventrouter.Register
+	case "SUBSCRIBE", "PUBLISH":
+		return eventrouter.Subscribe
+	}
+	return eventrouter.Message
+}
+
+func (e *engine) stop(log *slog.Logger) {
+	if e.stopped.Swap(true) {
+		return
+	}
+	e.role.Stop()
+	log.Info("group released", "group", e.group.ID, "worker", e.workerID)
+}

@@ -1,0 +1,144 @@
+package workerproc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bellwether/controller/dispatch"
+	"bellwether/controller/policy"
+	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/token"
+)
+
+// errUnserved means that nobody serves what the message is for just now; its
+// retransmission may find somebody.
+var errUnserved = errors.New("next hop is not served")
+
+// maxCallIDs bounds the remembered Call-IDs of one generation.
+const maxCallIDs = 200_000
+
+// tables are what this process knows beside the cluster state to dispatch its
+// own next hops. It implements dispatch.Tables.
+type tables struct {
+	p      *Process
+	sealer atomic.Pointer[token.Sealer]
+
+	mu        sync.Mutex
+	minLoad   policy.MinLoad
+	connected map[state.GroupID]bool   // I-CSCF groups in the last report
+	now, old  map[string]state.GroupID // I-CSCF chosen for a Call-ID, in two generations
+	turned    time.Time
+}
+
+func newTables(p *Process) *tables {
+	return &tables{p: p, connected: map[state.GroupID]bool{}, now: map[string]state.GroupID{}, turned: time.Now()}
+}
+
+// route decides where a message goes inside the cluster.
+func (t *tables) route(kind state.Kind, m *sipmsg.Message) (state.GroupID, error) {
+	d := dispatch.Decide(dispatch.Input{
+		Message: m, Entry: entryOf(kind), Flow: sipmsg.Flow{Node: t.p.cfg.Node.Name},
+		State: t.p.State(), Sealer: t.sealer.Load(), Tables: t,
+	})
+	switch d.Verdict {
+	case dispatch.To:
+		if d.Chosen {
+			t.remember(m.CallID(), d.Group)
+		}
+		return d.Group, nil
+	case dispatch.Drop:
+		return 0, fmt.Errorf("%w: %s", errUnserved, d.Drop)
+	}
+	return 0, fmt.Errorf("no next hop of kind %s for this message", kind)
+}
+
+func entryOf(k state.Kind) byte {
+	switch k {
+	case state.PCSCF:
+		return 'p'
+	case state.ICSCF:
+		return 'i'
+	case state.SCSCF:
+		return 's'
+	}
+	return 0
+}
+
+// Flow is unknown here: a worker's next hop towards a phone carries a token.
+func (t *tables) Flow(sipmsg.Flow) (state.GroupID, bool) { return 0, false }
+
+// Call returns the I-CSCF chosen for a Call-ID within the last 64·T1.
+func (t *tables) Call(callID string) (state.GroupID, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turn()
+	g, ok := t.now[callID]
+	if !ok {
+		g, ok = t.old[callID]
+	}
+	return g, ok
+}
+
+func (t *tables) remember(callID string, g state.GroupID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turn()
+	t.now[string([]byte(callID))] = g // a copy: the message's buffer goes
+}
+
+// turn ages the Call-IDs: an entry lives for one to two generations of 64·T1.
+func (t *tables) turn() {
+	age := time.Since(t.turned)
+	keep := 64 * t.p.cfg.SIP.T1
+	if age < keep && len(t.now) < maxCallIDs {
+		return
+	}
+	t.old, t.now, t.turned = t.now, map[string]state.GroupID{}, time.Now()
+	if age > 2*keep {
+		t.old = nil
+	}
+}
+
+// LeastLoaded chooses an I-CSCF by min-load; between equals one of this process.
+func (t *tables) LeastLoaded() (state.GroupID, bool) {
+	var groups []state.GroupID
+	for g := range t.p.State().Groups() {
+		if g.Kind == state.ICSCF && t.Reachable(g.ID) {
+			groups = append(groups, g.ID)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.minLoad.Choose(groups, func(g state.GroupID) bool { return t.p.engine(g) != nil })
+}
+
+// Reachable reports whether the group is served here, or may be through a front.
+func (t *tables) Reachable(g state.GroupID) bool {
+	if t.p.engine(g) != nil {
+		return true
+	}
+	gr, ok := t.p.State().Group(g)
+	if !ok || gr.Serving == "" || t.p.links.any() == nil {
+		return false
+	}
+	if gr.Kind != state.ICSCF {
+		return true // the front that relays knows better
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.connected[g]
+}
+
+func (t *tables) report(loads map[uint32]float64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.connected)
+	for g, l := range loads {
+		t.minLoad.Report(g, l)
+		t.connected[g] = true
+	}
+}
