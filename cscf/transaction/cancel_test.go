@@ -199,6 +199,27 @@ func TestCancelReachesEveryForkAndNoFurtherGroup(t *testing.T) {
 	})
 }
 
+func TestNothingIsForwardedAfterACancel(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		var r *Request
+		w.request = func(got *Request) { r = got; to(tom)(r) }
+		w.receive(tina, call{}.String())
+		w.answer(tom, "INVITE", 180)
+		w.receive(tina, call{method: "CANCEL"}.String())
+		w.do(func() { r.Forward(forward(r, []Peer{near})) })
+		w.answer(tom, "INVITE", 487)
+		w.ack(tina, "487 INVITE")
+		w.expect(`
+			0.0 > tina 100 INVITE
+			0.0 > tom INVITE
+			0.0 > tina 180 INVITE
+			0.0 > tina 200 CANCEL
+			0.0 > tom CANCEL
+			0.0 > tom ACK
+			0.0 > tina 487 INVITE`)
+	})
+}
+
 func TestTimerC(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -82,7 +82,7 @@ func (r *Request) refused(b *branch, m *sipmsg.Message) {
 		return
 	}
 	r.end(b)
-	if !r.decided {
+	if !r.decided && !r.Finished() {
 		r.finals = append(r.finals, final{b.forward, b.target, status, m})
 		if status >= 600 {
 			r.waiting = nil

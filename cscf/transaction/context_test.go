@@ -229,13 +229,51 @@ func TestDroppedFinalLeavesTheRequestToTheRole(t *testing.T) {
 		}
 		w.receive(tina, call{}.String())
 		w.answer(tom, "INVITE", 486)
-		w.answer(near, "INVITE", 200)
+		w.answer(near, "INVITE", 180)
+		w.answer(near, "INVITE", 404)
+		w.ack(tina, "404 INVITE")
 		w.expect(`
 			0.0 > tina 100 INVITE
 			0.0 > tom INVITE
 			0.0 > tom ACK
 			0.0 > near INVITE
+			0.0 > tina 180 INVITE
+			0.0 > near ACK
+			0.0 > tina 404 INVITE`)
+	})
+}
+
+func TestHeld200EndsTheOtherBranches(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		var pass func()
+		w.request = func(r *Request) {
+			f := forward(r, []Peer{tom, near})
+			f.Response = func(r *Request, _ *Target, m *sipmsg.Message) Verdict {
+				if m.Status() < 200 {
+					return Pass
+				}
+				pass = func() { r.Pass(m) }
+				return Hold
+			}
+			r.Forward(f)
+		}
+		w.receive(tina, call{}.String())
+		w.answer(near, "INVITE", 180)
+		w.answer(tom, "INVITE", 200)
+		w.answer(near, "INVITE", 183) // overtaken by the decision
+		w.answer(near, "INVITE", 487)
+		w.do(pass)
+		w.expect(`
+			0.0 > tina 100 INVITE
+			0.0 > tom INVITE
+			0.0 > near INVITE
+			0.0 > tina 180 INVITE
+			0.0 > near CANCEL
+			0.0 > near ACK
 			0.0 > tina 200 INVITE`)
+		if reason, _ := w.last(near, "CANCEL").Value(sipmsg.ReasonHeader); reason != answeredElsewhere {
+			t.Errorf("Reason of the CANCEL is %q", reason)
+		}
 	})
 }
 
@@ -290,9 +328,9 @@ func TestUnreachableSparesBranchesThatWereHeard(t *testing.T) {
 	simulate(t, testConfig, func(w *world) {
 		w.request = to(tom, near)
 		w.receive(tina, call{}.String())
+		w.do(func() { w.layer.Unreachable(near) })
 		w.answer(tom, "INVITE", 180)
 		w.do(func() { w.layer.Unreachable(tom) })
-		w.do(func() { w.layer.Unreachable(near) })
 		w.answer(tom, "INVITE", 200)
 		w.last(tina, "200 INVITE")
 	})
@@ -358,5 +396,18 @@ func TestForwardedCopyLeavesTheRequestAlone(t *testing.T) {
 			t.Errorf("Vias of the reply are %q", vias)
 		}
 		w.answer(tom, "INVITE", 200)
+	})
+}
+
+func TestResponseThatLostItsOtherViasIsDropped(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(tom)
+		w.receive(tina, call{method: "MESSAGE"}.String())
+		resp := w.last(tom, "MESSAGE").Response(200, "", "t")
+		resp.Set(sipmsg.ViaHeader, must(resp.Value(sipmsg.ViaHeader)))
+		w.do(func() { w.layer.Receive(resp, tom) })
+		w.expect(`0.0 > tom MESSAGE`)
+		w.answer(tom, "MESSAGE", 200)
+		w.expect(`0.0 > tina 200 MESSAGE`)
 	})
 }

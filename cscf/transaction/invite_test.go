@@ -44,8 +44,13 @@ func TestSlowRoleLetsTheLayerAnswer100Within200ms(t *testing.T) {
 		}
 		w.receive(alice, call{}.String())
 		w.expect(`1.0 > alice 100 INVITE`)
-		w.do(func() { r.Reply(486, "", nil) })
-		w.expect(`1.0 > alice 486 INVITE`)
+		w.do(func() { r.Reply(100, "Soon", nil); r.Reply(486, "", nil) })
+		w.expect(`
+			1.0 > alice 100 INVITE
+			1.0 > alice 486 INVITE`)
+		if m := w.last(alice, "100 INVITE"); m.ToTag() != "" || m.Reason() != "Soon" {
+			t.Errorf("the role's 100 is %q with To tag %q", m.Reason(), m.ToTag())
+		}
 		w.receive(alice, call{method: "ACK"}.String())
 	})
 }
@@ -221,6 +226,35 @@ func TestAccepted2xxRepeatsAreForwardedAndInviteRepeatsAbsorbed(t *testing.T) {
 		w.answer(bob, "INVITE", 200)
 		if len(w.strays) != 1 {
 			t.Errorf("strays after Timer M: %q, want the 200", w.strays)
+		}
+	})
+}
+
+func TestAckOf2xxWithTheBranchOfTheInviteGoesToTheRole(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(bob)
+		w.receive(alice, call{}.String())
+		w.answer(bob, "INVITE", 200)
+		w.receive(alice, call{method: "ACK", toTag: "tag-bob"}.String())
+		if w.acks != 1 {
+			t.Errorf("%d ACKs reached the role, want 1", w.acks)
+		}
+	})
+}
+
+func TestRefusalFromDownstreamIsAcknowledgedAsOftenAsItComes(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(bob)
+		w.receive(tina, call{}.String())
+		w.answer(bob, "INVITE", 486)
+		w.ack(tina, "486 INVITE")
+		w.do(func() { w.trace = nil })
+		w.sleep(31 * time.Second)
+		w.answer(bob, "INVITE", 486)
+		w.expect(`31.0 > bob ACK`)
+		w.sleep(time.Second)
+		if _, clients := w.len(); clients != 0 {
+			t.Error("Timer D did not end the transaction")
 		}
 	})
 }

@@ -126,7 +126,7 @@ func (l *Layer) request(k key, method string, m *sipmsg.Message, via sipmsg.Via,
 	if l.servers[k] != nil {
 		k = k.of(method)
 	}
-	s := &server{layer: l, key: k, method: method, peer: responsePeer(via, from)}
+	s := &server{layer: l, key: k, method: retained(method), peer: responsePeer(via, from)}
 	r := &Request{Message: m, From: from, layer: l, tx: s, via: via}
 	s.req = r
 	if l.servers == nil {
@@ -185,13 +185,13 @@ func (l *Layer) response(m *sipmsg.Message, via sipmsg.Via, from Peer) {
 	_, method := m.CSeq()
 	c := l.clients[clientKey(via.Branch(), method)]
 	m.Pop(sipmsg.ViaHeader)
-	if c != nil {
-		c.receive(m)
+	// Without a further Via it can only answer a request that began here,
+	// a CANCEL (RFC 3261 §16.7 step 3).
+	if _, forwardable := m.TopVia(); !forwardable && (c == nil || c.branch != nil) {
 		return
 	}
-	// Without a further Via it answers a CANCEL or another request that
-	// began here.
-	if _, ok := m.TopVia(); !ok {
+	if c != nil {
+		c.receive(m)
 		return
 	}
 	success := method == "INVITE" && m.Status()/100 == 2
@@ -229,7 +229,7 @@ func (l *Layer) Unreachable(to Peer) {
 	defer l.leave(l.enter())
 	var gone []*client
 	for _, c := range l.clients {
-		if c.to == to && c.state == trying {
+		if c.to == to {
 			gone = append(gone, c)
 		}
 	}

@@ -94,9 +94,18 @@ func TestBranchesAreDeterministic(t *testing.T) {
 	if got := run(testConfig, elsewhere, call{}); got != first {
 		t.Errorf("another front makes %v, the first one %v", got, first)
 	}
+	overTCP := call{via: "SIP/2.0/TCP 198.51.100.9:5060;rport"}
+	reconnected := wire(sipmsg.TCP, "198.51.100.9:40999", 12)
+	names[reconnected] = "tina, reconnected"
+	if a, b := run(testConfig, tina, overTCP), run(testConfig, reconnected, overTCP); a != b {
+		t.Errorf("a new connection makes %v, the old one %v", b, a)
+	}
 	secret := testConfig
 	secret.Secret = []byte("other")
+	moved := wire(sipmsg.UDP, "198.51.100.9:40999", 0)
+	names[moved] = "tina, moved"
 	for name, got := range map[string]result{
+		"port":    run(testConfig, moved, call{}),
 		"secret":  run(secret, tina, call{}),
 		"source":  run(testConfig, tom, call{}),
 		"branch":  run(testConfig, tina, call{branch: "z9hG4bKa9"}),
@@ -188,12 +197,14 @@ func TestOtherMethodUnderTheBranchOfAnInviteIsAnotherTransaction(t *testing.T) {
 		w.receive(tina, call{}.String())
 		w.receive(tina, call{method: "OPTIONS"}.String())
 		w.receive(tina, call{method: "OPTIONS"}.String())
+		w.receive(tina, call{}.String())
 		w.answer(tom, "OPTIONS", 200)
 		w.answer(tom, "INVITE", 200)
 		w.expect(`
 			0.0 > tina 100 INVITE
 			0.0 > tom INVITE
 			0.0 > tom OPTIONS
+			0.0 > tina 100 INVITE
 			0.0 > tina 200 OPTIONS
 			0.0 > tina 200 INVITE`)
 	})
@@ -248,7 +259,7 @@ type hop struct {
 	layer *Layer
 	self  Peer
 	peers map[uint32]*hop
-	next  Peer
+	next  []Peer
 }
 
 func (h *hop) Send(to Peer, raw []byte) {
@@ -265,12 +276,12 @@ func (h *hop) Send(to Peer, raw []byte) {
 }
 
 func (h *hop) Request(r *Request) {
-	if h.next == (Peer{}) {
+	if len(h.next) == 0 {
 		r.Reply(180, "", nil)
 		r.Reply(486, "", nil)
 		return
 	}
-	r.Forward(Forward{Groups: [][]Target{{{Message: r.Message.Clone(), To: h.next}}}})
+	r.Forward(forward(r, h.next))
 }
 
 func TestEnginesThatCallEachOtherSynchronously(t *testing.T) {
@@ -279,8 +290,11 @@ func TestEnginesThatCallEachOtherSynchronously(t *testing.T) {
 		var hops []*hop
 		for g := uint32(10); g < 14; g++ {
 			h := &hop{world: w, self: Peer{Group: g, InProcess: true}, peers: peers}
-			if g < 13 {
-				h.next = Peer{Group: g + 1, InProcess: true}
+			switch g {
+			case 10:
+				h.next = []Peer{{Group: 11, InProcess: true}}
+			case 11: // a fork, both of which answer before Forward returns
+				h.next = []Peer{{Group: 12, InProcess: true}, {Group: 13, InProcess: true}}
 			}
 			cfg := testConfig
 			cfg.Token = fmt.Sprintf("g%d", g)
@@ -292,6 +306,7 @@ func TestEnginesThatCallEachOtherSynchronously(t *testing.T) {
 		w.do(func() { hops[0].layer.Receive(m, alice) })
 		w.expect(`
 			0.0 > alice 100 INVITE
+			0.0 > alice 180 INVITE
 			0.0 > alice 180 INVITE
 			0.0 > alice 486 INVITE`)
 		m, _ = sipmsg.Parse([]byte(call{method: "ACK", toTag: "x"}.String()))

@@ -122,8 +122,6 @@ func (r *Request) send(m *sipmsg.Message) {
 	default:
 		s.finish(m.Bytes())
 	}
-	r.decided, r.held = true, false
-	r.waiting, r.finals = nil, nil
 	r.cancelLive(reason)
 }
 

@@ -1,6 +1,9 @@
 package transaction
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // state of a transaction, client or server, in the order it passes them.
 type state uint8
@@ -31,6 +34,16 @@ type server struct {
 }
 
 func (s *server) invite() bool { return s.method == "INVITE" }
+
+// retained is a copy of a method that does not keep its message in memory.
+func retained(method string) string {
+	for _, known := range [...]string{"INVITE", "BYE", "PRACK", "UPDATE", "REGISTER", "MESSAGE", "SUBSCRIBE", "NOTIFY", "OPTIONS", "INFO"} {
+		if method == known {
+			return known
+		}
+	}
+	return strings.Clone(method)
+}
 
 func (s *server) open() bool { return s.state <= proceeding }
 

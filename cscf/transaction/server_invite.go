@@ -39,6 +39,7 @@ func (s *server) success(raw []byte) {
 	if s.open() {
 		s.state = accepted
 		s.last = nil
+		s.req = nil
 		s.retry.clear()
 		s.end.set(s.layer, 64*s.layer.cfg.T1, s) // Timer L
 	}
