@@ -1,6 +1,6 @@
 // Package transaction is the transaction layer and the response context of
 // a stateful SIP proxy and user agent server: RFC 3261 §16 and §17 as
-// corrected by RFC 6026 (2xx to INVITE), RFC 4320 (non-INVITE), RFC 3581
+// corrected by RFC 6026 (2xx to INVITE), RFC 4320 (non-INVITE) and RFC 3581
 // (rport). Where a message goes is the role's decision.
 //
 // A [Layer] serves one engine (one group) in one shard of the event router.
@@ -31,6 +31,6 @@
 // answered 503 without state. A peer that is silent costs 64*T1 and counts as
 // 408 (RFC 3261 §16.8); one that is known to be gone ([Layer.Unreachable])
 // counts as 503 at once. After a restart or takeover the fresh layer hands
-// responses of its predecessor's transactions to [User.Stray] and relays their
-// ACKs by [Layer.Relay] with the same branch.
+// responses of its predecessor's transactions to [User.Stray], and their ACKs
+// to [User.Ack]; relayed by [Layer.Relay] these get the same branch.
 package transaction
