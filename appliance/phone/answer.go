@@ -151,7 +151,7 @@ func (p *Phone) invited(req *sip.Request, tx *sip.ServerTx) {
 		}
 	}
 	if refusal != nil {
-		p.spawn(func() { p.refuse(tx, refusal) })
+		p.conclude(req, tx, refusal)
 		return
 	}
 	answered := p.spawn(func() {
@@ -212,7 +212,7 @@ type incoming struct {
 func (in *incoming) refuse(status int, r *Result) {
 	res := newResponse(in.invite, status, in.tag)
 	r.Status, r.Reason, r.Setup = status, res.Reason, time.Since(in.began)
-	in.p.refuse(in.tx, res)
+	in.p.conclude(in.invite, in.tx, res)
 }
 
 // lead leads the call from the INVITE to its end.

@@ -194,7 +194,7 @@ func (o *outgoing) ring(ctx context.Context, giveUp <-chan time.Time) (*sip.Resp
 		return nil, err
 	}
 	tx.OnRetransmission(o.repeated)
-	limit := time.NewTimer(ringLimit)
+	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	var late <-chan time.Time
 	var rings, cancel, cancelled bool

@@ -253,6 +253,10 @@ func (e *endpoint) start(req *sip.Request, to netip.AddrPort) (*sip.ClientTx, er
 	if err != nil {
 		return nil, fmt.Errorf("send %s: %w", req.Method, err)
 	}
+	// sipgo finds these two when it needs them, and keeps what it found: once
+	// the reader and timers have the request, that would be a race.
+	req.SetTransport("UDP")
+	req.Contact()
 	f := flow{e, to}
 	tx := sip.NewClientTx(key, req, f, silent)
 	tx.OnTerminate(func(key string, _ error) {

@@ -45,15 +45,6 @@ func (p *Phone) inDialog(req *sip.Request, tx *sip.ServerTx) {
 	}
 }
 
-// conclude refuses a request, of which an INVITE needs someone to take the ACK.
-func (p *Phone) conclude(req *sip.Request, tx *sip.ServerTx, res *sip.Response) {
-	if req.IsInvite() {
-		p.spawn(func() { p.refuse(tx, res) })
-		return
-	}
-	p.reply(tx, res)
-}
-
 // prack takes a PRACK (RFC 3262 §3) and returns the status of its answer.
 func (c *call) prack(req *sip.Request) int {
 	h := req.GetHeader("RAck")

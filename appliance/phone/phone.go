@@ -32,8 +32,10 @@ const (
 	maxCalls = 8
 	// maxMessages is how many messages may wait for Config.OnMessage.
 	maxMessages = 16
-	// ringLimit ends a call that is not answered (RFC 3261 §16.6, Timer C).
-	ringLimit = 3 * time.Minute
+	// ringLimit is how long a phone rings.
+	ringLimit = 2 * time.Minute
+	// patience is how long a caller lets the far end ring (RFC 3261 §16.6, Timer C).
+	patience = 3 * time.Minute
 	// talkLimit ends a call whose far end vanished.
 	talkLimit = 2 * time.Hour
 )
@@ -318,12 +320,18 @@ func (p *Phone) reply(tx *sip.ServerTx, res *sip.Response) {
 	}
 }
 
-// refuse answers an INVITE and waits for the ACK, which sipgo hands over.
-func (p *Phone) refuse(tx *sip.ServerTx, res *sip.Response) {
+// conclude refuses a request. The ACK of a refused INVITE needs a taker, or
+// sipgo keeps a goroutine that offers it.
+func (p *Phone) conclude(req *sip.Request, tx *sip.ServerTx, res *sip.Response) {
 	p.reply(tx, res)
-	select {
-	case <-tx.Acks():
-	case <-tx.Done():
-	case <-p.ctx.Done():
+	if !req.IsInvite() {
+		return
 	}
+	p.spawn(func() {
+		select {
+		case <-tx.Acks():
+		case <-tx.Done():
+		case <-p.ctx.Done():
+		}
+	})
 }
