@@ -79,7 +79,7 @@ func claimed(m *sipmsg.Message) []string {
 // wrote (TS 24.229 §5.2.6.3.3).
 func (c *CSCF) enforceRoute(m *sipmsg.Message, b *binding) {
 	routes := slices.Collect(m.Elements(sipmsg.Route))
-	for len(routes) > len(b.ServiceRoute) { // entries that led to us
+	for len(routes) > 0 { // entries that led to us
 		a, err := sipmsg.ParseNameAddr(routes[0])
 		if err != nil {
 			break
