@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/emiago/sipgo/sip"
@@ -23,10 +24,10 @@ import (
 const maxDatagram = 16 << 10
 
 // parser leaves the headers that carry routes and contacts as they came: sipgo
-// would drop parameters after the ">" and split lists differently.
+// would drop parameters after the ">" and cut lists at commas within quotes.
 var parser = sip.NewParser(sip.WithHeadersParsers(func() sip.HeadersParser {
 	h := maps.Clone(sip.DefaultHeadersParser())
-	for _, name := range []string{"route", "record-route", "contact", "m", "refer-to", "referred-by"} {
+	for _, name := range []string{"route", "record-route", "contact", "m", "via", "v", "refer-to", "referred-by"} {
 		delete(h, name)
 	}
 	return h
@@ -103,11 +104,11 @@ func (e *endpoint) read() {
 			e.log.Debug("datagram too long", "from", from)
 			continue
 		}
-		e.receive(buf[:n], from)
+		e.receive(bytes.Clone(buf[:n]), from)
 	}
 }
 
-// receive handles one datagram. sipmsg's strict scan comes first: it refuses
+// receive handles one datagram, whose bytes it keeps. sipmsg's strict scan comes first: it refuses
 // what sipgo would accept silently or take seconds for.
 func (e *endpoint) receive(b []byte, from netip.AddrPort) {
 	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
@@ -123,6 +124,9 @@ func (e *endpoint) receive(b []byte, from netip.AddrPort) {
 		return
 	}
 	msg, err := parser.ParseSIP(b)
+	if err == nil {
+		setVias(msg, &e.scan)
+	}
 	if err != nil || !complete(msg) {
 		e.log.Debug("datagram refused", "from", from, "err", err)
 		return
@@ -135,6 +139,38 @@ func (e *endpoint) receive(b []byte, from netip.AddrPort) {
 		m.SetSource(from.String())
 		e.serve(m, flow{e, answerTo(m.Via(), from)})
 	}
+}
+
+// setVias gives sipgo the top Via in its own form and leaves the others, which
+// responses carry back, byte for byte.
+func setVias(msg sip.Message, scan *sipmsg.Message) {
+	top, ok := scan.TopVia()
+	if !ok {
+		return
+	}
+	h := &sip.ViaHeader{
+		ProtocolName: "SIP", ProtocolVersion: "2.0",
+		Transport: top.Transport, Host: strings.Trim(top.Host, "[]"), Port: top.Port,
+	}
+	for name, value := range top.Params.All() {
+		if strings.ContainsAny(value, " \t") {
+			value = sipmsg.Unquote(value) // sipgo puts the quotes back
+		}
+		h.Params = append(h.Params, sip.HeaderKV{K: strings.ToLower(name), V: value})
+	}
+	vias := []sip.Header{h}
+	i := 0
+	for v := range scan.Elements(sipmsg.ViaHeader) {
+		if i++; i > 1 {
+			vias = append(vias, sip.NewHeader("Via", v))
+		}
+	}
+	for _, name := range []string{"via", "v"} {
+		for _, old := range msg.GetHeaders(name) {
+			msg.(interface{ RemoveHeader(string) bool }).RemoveHeader(old.Name())
+		}
+	}
+	msg.PrependHeader(vias...)
 }
 
 // complete reports whether sipgo found what the scan found.
