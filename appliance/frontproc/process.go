@@ -75,6 +75,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		return fmt.Errorf("open the cluster port: %w", err)
 	}
 	defer m.Close()
+	remote := m.Handle(workerproc.ALPN) // at once: workers dial while the controller starts
 	secret := make([]byte, 32)
 	rand.Read(secret)
 	members := make([]consensus.Member, 0, len(cfg.Cluster.Controllers))
@@ -103,7 +104,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		return err
 	}
 	wg.Go(func() { p.workers.accept(ctx, local, cfg.Node.Name) })
-	wg.Go(func() { p.workers.accept(ctx, m.Handle(workerproc.ALPN), "") })
+	wg.Go(func() { p.workers.accept(ctx, remote, "") })
 
 	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
 	wg.Go(func() { p.ready.run(ctx) })

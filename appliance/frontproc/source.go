@@ -19,7 +19,10 @@ import (
 	"bellwether/cscf/sipmsg"
 )
 
-const watchEvery = 500 * time.Millisecond
+const (
+	watchEvery   = 500 * time.Millisecond
+	settleWithin = time.Second // for a change to reach the worker processes
+)
 
 // source is what the admin API reads and changes (admin.Source).
 type source struct{ p *Process }
@@ -365,7 +368,15 @@ func (s source) propose(ctx context.Context, c state.Command) error {
 		return api.Errorf(api.NoLeader, "the controllers did not commit the change: %v", err).
 			Advise("look at 'bellwether status'; it is not known whether the change took effect")
 	}
-	return refused(res.Check())
+	if err := refused(res.Check()); err != nil {
+		return err
+	}
+	// Who changes something may use it at once, through any worker: those that
+	// can be reached have it when this returns.
+	ctx, cancel = context.WithTimeout(ctx, settleWithin)
+	defer cancel()
+	s.p.workers.askAll(ctx, workerlink.Await, workerlink.Encode(workerlink.AwaitMsg{Index: res.Index}), func([]byte) error { return nil })
+	return nil
 }
 
 func refused(err error) error {

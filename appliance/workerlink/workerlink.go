@@ -36,6 +36,7 @@ const (
 
 	User  = "user"  // front to worker, call: UserMsg, UserReply
 	Calls = "calls" // front to worker, call: empty, CallsReply
+	Await = "await" // front to worker, call: AwaitMsg, empty answer when the index is there
 
 	ChildExit = "child-exit" // supervisor to front, call: ChildExitMsg, empty answer
 )
@@ -140,6 +141,11 @@ type Call struct {
 // CallsReply lists calls, at most MaxCalls.
 type CallsReply struct {
 	Calls []Call `cbor:"1,keyasint"`
+}
+
+// AwaitMsg asks to wait for a state index.
+type AwaitMsg struct {
+	Index uint64 `cbor:"1,keyasint"`
 }
 
 // ChildExitMsg reports that a child process of a node ended on its own.

@@ -19,6 +19,7 @@ const (
 	dialAtLeast = 50 * time.Millisecond // pause after a first failed dial; doubles
 	dialAtMost  = time.Second
 	dialTimeout = 2 * time.Second
+	tellAfter   = 2 * time.Second
 	offerWait   = 2 * time.Millisecond // how long a link's reader waits for room in a shard
 )
 
@@ -97,7 +98,7 @@ func (l *links) broadcast(method string, payload []byte) {
 func (l *links) keep(ctx context.Context, node, addr string) {
 	pause := dialAtLeast
 	log := l.p.log.With("front", node)
-	told := false
+	down, told := time.Now(), false
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := l.session(ctx, node, addr)
@@ -105,9 +106,10 @@ func (l *links) keep(ctx context.Context, node, addr string) {
 			return
 		}
 		if time.Since(began) > dialAtMost {
-			pause, told = dialAtLeast, false
+			pause, down, told = dialAtLeast, time.Now(), false
 		}
-		if !told {
+		// Processes start in any order: only what lasts is worth a line.
+		if !told && time.Since(down) > tellAfter {
 			log.Warn("no link to the front", "addr", addr, "err", err)
 			told = true
 		}
@@ -233,7 +235,18 @@ func (p *Process) Notify(c *link.Conn, method string, payload []byte) {
 
 // Call answers the front's questions for the admin API.
 func (p *Process) Call(c *link.Conn, method string, payload []byte) ([]byte, error) {
+	return p.CallContext(p.ctx, c, method, payload)
+}
+
+// CallContext is Call with the caller's deadline.
+func (p *Process) CallContext(ctx context.Context, _ *link.Conn, method string, payload []byte) ([]byte, error) {
 	switch method {
+	case workerlink.Await:
+		var m workerlink.AwaitMsg
+		if err := workerlink.Decode(payload, &m); err != nil {
+			return nil, err
+		}
+		return []byte{}, p.state.await(ctx, m.Index)
 	case workerlink.User:
 		var m workerlink.UserMsg
 		if err := workerlink.Decode(payload, &m); err != nil {
