@@ -53,14 +53,20 @@ func (m *MemoryStore) notify() {
 func (m *MemoryStore) Put(group uint32, key string, value []byte, expires time.Time, durable func(error)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.refusal(key, value); err != nil {
+	r := Record{
+		Group: group, Key: key, Seq: m.seq + 1, Expires: expiryTime(expiryNanos(expires)), Value: value,
+	}
+	err := m.refusal(key, value)
+	if err == nil && m.table.bytes+m.table.growth(r) > defaultMaxBytes {
+		err = ErrFull
+	}
+	if err != nil {
 		refuse(durable, err)
 		return
 	}
 	m.seq++
-	m.table.put(Record{
-		Group: group, Key: strings.Clone(key), Seq: m.seq, Expires: expires, Value: slices.Clone(value),
-	})
+	r.Key, r.Value = strings.Clone(key), slices.Clone(value)
+	m.table.put(r)
 	m.promise(durable)
 }
 

@@ -68,19 +68,25 @@ func (t *table) record(group uint32, key string) (Record, bool) {
 	return r, ok
 }
 
+// growth returns by how much putting r changes bytes.
+func (t *table) growth(r Record) int64 {
+	n := cost(r.Key, r.Value)
+	if old, ok := t.record(r.Group, r.Key); ok {
+		n -= cost(old.Key, old.Value)
+	}
+	return n
+}
+
 func (t *table) put(r Record) {
 	if t.groups[r.Group] == nil {
 		t.groups[r.Group] = new([bucketsPerGroup]bucket)
 	}
 	b := t.bucket(r.Group, r.Key)
 	t.own(b)
-	if old, ok := b.records[r.Key]; ok {
-		t.bytes -= cost(old.Key, old.Value)
-		t.count--
-	}
+	t.bytes += t.growth(r)
+	t.count -= len(b.records)
 	b.records[r.Key] = r
-	t.bytes += cost(r.Key, r.Value)
-	t.count++
+	t.count += len(b.records)
 }
 
 func (t *table) remove(group uint32, key string) {
