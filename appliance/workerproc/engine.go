@@ -37,6 +37,7 @@ type engine struct {
 	calls    func() []workerlink.Call                      // nil for a role without calls
 	layerCfg transaction.Config
 	layers   []*transaction.Layer // by shard; nil until first used
+	pending  []int                // requests in flight by shard, as counted in inFlight
 	messages atomic.Uint64        // SIP messages received
 	inFlight atomic.Int64
 	stopped  atomic.Bool
@@ -46,7 +47,7 @@ type engine struct {
 }
 
 // figures is what a role reports for the load message.
-type figures struct{ users, calls, inFlight int }
+type figures struct{ users, calls int }
 
 // event is what the router orders: a message or a callback of an engine.
 type event struct {
@@ -58,15 +59,25 @@ type event struct {
 
 // handle runs one event in its shard.
 func handle(shard int, e event) {
-	if e.fn != nil {
+	switch {
+	case e.fn != nil:
 		e.fn()
-		return
-	}
-	if e.eng.stopped.Load() {
+	case e.eng.stopped.Load():
 		return // the group is served elsewhere now: the retransmission goes there
+	default:
+		e.eng.messages.Add(1)
+		e.eng.layer(shard).Receive(e.msg, e.from)
 	}
-	e.eng.messages.Add(1)
-	e.eng.layer(shard).Receive(e.msg, e.from)
+	e.eng.count(shard)
+}
+
+// count brings the number of requests in flight up to date.
+func (e *engine) count(shard int) {
+	if l := e.layers[shard]; l != nil {
+		n := l.Pending()
+		e.inFlight.Add(int64(n - e.pending[shard]))
+		e.pending[shard] = n
+	}
 }
 
 func (e *engine) layer(shard int) *transaction.Layer {

@@ -33,8 +33,8 @@ func (p *Process) report(ctx context.Context) {
 			e := engines[id]
 			f := e.figures()
 			m.Groups = append(m.Groups, workerlink.GroupLoad{
-				Group: id, Load: float64(f.inFlight) + m.CPU, Users: f.users, Calls: f.calls,
-				InFlight: f.inFlight, Messages: e.messages.Load(),
+				Group: id, Load: float64(e.inFlight.Load()) + m.CPU, Users: f.users, Calls: f.calls,
+				InFlight: int(e.inFlight.Load()), Messages: e.messages.Load(),
 			})
 		}
 		p.links.broadcast(workerlink.Load, workerlink.Encode(m))

@@ -33,8 +33,8 @@ func (p *Process) start(st *state.State, g state.Group) (*engine, error) {
 	p.tables.sealer.Store(sealer)
 	e := &engine{
 		p: p, group: g, workerID: g.Serving, entry: entryOf(g.Kind),
-		layers: make([]*transaction.Layer, eventrouter.Shards),
-		flows:  map[sipmsg.Flow]time.Time{},
+		layers: make([]*transaction.Layer, eventrouter.Shards), pending: make([]int, eventrouter.Shards),
+		flows: map[sipmsg.Flow]time.Time{},
 		layerCfg: transaction.Config{
 			T1: p.cfg.SIP.T1, SentBy: addr.String(), Max: maxPerShard,
 			Token:  sealer.Seal(token.Token{Mode: token.Via, Group: g.ID}),
@@ -78,6 +78,7 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 			return out
 		}
 	case state.ICSCF:
+		e.layerCfg.Recovery = -1 // any I-CSCF may get the response to another one's request
 		e.role = icscf.New(icscf.Config{
 			Group: g.ID, Sealer: sealer, ServiceAddr: addr, Domain: p.cfg.SIP.Domain, HSS: home, Log: p.log,
 		}, c)

@@ -193,6 +193,11 @@ func ramble(t *testing.T, script []byte) {
 				l.Each(func(r *Request) bool { r.Reply(u.status(), "", nil); return rng.IntN(2) == 0 })
 			}
 		}
+		pending := 0
+		l.Each(func(*Request) bool { pending++; return true })
+		if got := l.Pending(); got != pending {
+			t.Fatalf("%d requests are pending, the layer counts %d", pending, got)
+		}
 		if servers, _ := l.Len(); servers > cfg.Max {
 			t.Fatalf("%d server transactions, the limit is %d", servers, cfg.Max)
 		}

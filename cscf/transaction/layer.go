@@ -17,6 +17,7 @@ type Layer struct {
 	started time.Time
 	servers map[key]*server
 	clients map[key]*client
+	pending int // servers without a final response
 	mac     hash.Hash
 	scratch []byte
 	busy    bool
@@ -39,6 +40,9 @@ func (l *Layer) Env() Env { return l.env }
 // Len is the number of server and client transactions, those included that
 // only wait to absorb repeats.
 func (l *Layer) Len() (servers, clients int) { return len(l.servers), len(l.clients) }
+
+// Pending is the number of requests that have no final response yet.
+func (l *Layer) Pending() int { return l.pending }
 
 // Each calls fn for the requests that have no final response yet, in no
 // order, until it returns false. fn may answer or forward them.
@@ -133,6 +137,7 @@ func (l *Layer) request(k key, method string, m *sipmsg.Message, via sipmsg.Via,
 		l.servers = make(map[key]*server)
 	}
 	l.servers[k] = s
+	l.pending++
 	l.user.Request(r)
 	r.handed()
 }

@@ -47,6 +47,14 @@ func retained(method string) string {
 
 func (s *server) open() bool { return s.state <= proceeding }
 
+// enter changes the state.
+func (s *server) enter(next state) {
+	if s.open() && next > proceeding {
+		s.layer.pending--
+	}
+	s.state = next
+}
+
 func (s *server) send(raw []byte) { s.layer.env.Send(s.peer, raw) }
 
 // repeated absorbs a repeat of the request.
@@ -70,14 +78,14 @@ func (s *server) expire(t *timer) {
 
 // complete enters the state in which only repeats are answered, with last.
 func (s *server) complete(last []byte) {
-	s.state = completed
+	s.enter(completed)
 	s.last = last
 	s.req = nil
 	s.retry.clear()
 }
 
 func (s *server) terminate() {
-	s.state = terminated
+	s.enter(terminated)
 	s.last = nil
 	s.req = nil
 	s.retry.clear()

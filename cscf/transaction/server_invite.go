@@ -25,7 +25,7 @@ func (s *server) provisional(raw []byte) {
 	if !s.invite() || !s.open() {
 		return
 	}
-	s.state = proceeding
+	s.enter(proceeding)
 	s.last = raw
 	s.retry.clear()
 	s.send(raw)
@@ -37,7 +37,7 @@ func (s *server) provisional(raw []byte) {
 // (RFC 3261 §16.7 step 5).
 func (s *server) success(raw []byte) {
 	if s.open() {
-		s.state = accepted
+		s.enter(accepted)
 		s.last = nil
 		s.req = nil
 		s.retry.clear()
@@ -64,7 +64,7 @@ func (s *server) refuse(raw []byte) {
 // acknowledged takes an ACK; false if it belongs to a 2xx.
 func (s *server) acknowledged() bool {
 	if s.state == completed {
-		s.state = confirmed
+		s.enter(confirmed)
 		s.last = nil
 		s.retry.clear()
 		if s.peer.Reliable() {

@@ -67,6 +67,9 @@ func simulate(t *testing.T, cfg Config, fn func(w *world)) {
 		fn(w)
 		w.sleep(30 * time.Minute)
 		w.do(func() {
+			if n := w.layer.Pending(); n != 0 {
+				t.Errorf("%d requests are counted as pending at the end", n)
+			}
 			if s, c := w.layer.Len(); s != 0 || c != 0 {
 				t.Errorf("transactions left at the end: %d servers, %d clients", s, c)
 			}
