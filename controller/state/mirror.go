@@ -103,14 +103,12 @@ func (m *Mirror) Apply(u Update) error {
 	if u.Index <= s.index || u.Prev != 0 && u.Prev != s.index {
 		return fmt.Errorf("apply update %d after %d to a state at %d: %w", u.Index, u.Prev, s.index, ErrGap)
 	}
-	// What a batch that does not decode would change is nothing, here as in
-	// the cluster; only the index goes on.
 	cmds, err := DecodeBatch(u.Data)
-	next, _ := s.Apply(u.Index, cmds)
-	m.set(next)
 	if err != nil {
 		return fmt.Errorf("apply update %d: %w", u.Index, err)
 	}
+	next, _ := s.Apply(u.Index, cmds)
+	m.set(next)
 	return nil
 }
 
