@@ -68,7 +68,7 @@ type Config struct {
 
 // Cluster is what a front needs of its controller.
 type Cluster interface {
-	State() *state.State
+	State() *state.State // never nil
 	// Reserve reserves a group for a user that has none (see the consensus
 	// controller). It may take long; the front gives it 2 s.
 	Reserve(ctx context.Context, kind state.Kind, user string) (state.GroupID, error)

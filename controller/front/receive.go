@@ -39,8 +39,11 @@ func (f *Front) read(s *socket) {
 	for i := range msgs {
 		msgs[i].Buffers = [][]byte{slab[i*maxDatagram : (i+1)*maxDatagram : (i+1)*maxDatagram]}
 	}
+	// How many to ask for follows how many come: preparing a call costs time
+	// for each message asked for.
+	want := batch
 	for {
-		n, err := s.pc.ReadBatch(msgs, 0)
+		n, err := s.pc.ReadBatch(msgs[:want], 0)
 		if err != nil {
 			if f.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
@@ -51,6 +54,11 @@ func (f *Front) read(s *socket) {
 			case <-time.After(100 * time.Millisecond):
 			}
 			continue
+		}
+		if n < want {
+			want = n + 1
+		} else {
+			want = min(2*want, batch)
 		}
 		r.now, r.state, r.route = time.Now(), f.cluster.State(), f.workers.routes.Load()
 		for i := range msgs[:n] {

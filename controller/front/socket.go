@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	batch       = 32      // datagrams a system call
+	batch       = 16      // datagrams a system call; each socket holds a buffer for that many
 	maxDatagram = 1 << 16 // more than UDP can carry
 	kernelBytes = 4 << 20 // receive and send buffer of a socket
 	queueBytes  = 8 << 20 // messages that wait for a socket to take them
