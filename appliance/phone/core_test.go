@@ -49,7 +49,7 @@ type hop struct {
 
 type listener func(netip.AddrPort) (rtp.Conn, netip.AddrPort, error)
 
-func newCore(t *testing.T, listen listener) *core {
+func newCore(t testing.TB, listen listener) *core {
 	t.Helper()
 	c := &core{secrets: make(map[string]string), bindings: make(map[string]string), nonces: make(map[string]bool), algorithms: []string{"MD5"}}
 	for name, serve := range map[string]func(*sipmsg.Message, netip.AddrPort) *sipmsg.Message{"p": c.atP, "s": c.atS} {
@@ -310,7 +310,7 @@ func (c *core) expected(cred *digest.Credentials, method string) string {
 }
 
 // phone makes a phone of the core's, registered unless it is told not to.
-func (c *core) phone(t *testing.T, listen listener, user string, edit func(*Config)) *Phone {
+func (c *core) phone(t testing.TB, listen listener, user string, edit func(*Config)) *Phone {
 	t.Helper()
 	cfg := Config{
 		AOR: "sip:" + user + "@" + domain, IMPI: user + "@" + domain, Password: "secret of " + user,
@@ -330,7 +330,7 @@ func (c *core) phone(t *testing.T, listen listener, user string, edit func(*Conf
 	return p
 }
 
-func (c *core) registered(t *testing.T, listen listener, user string, edit func(*Config)) *Phone {
+func (c *core) registered(t testing.TB, listen listener, user string, edit func(*Config)) *Phone {
 	t.Helper()
 	p := c.phone(t, listen, user, edit)
 	if err := p.Register(t.Context()); err != nil {

@@ -17,8 +17,7 @@
 // Invariants: datagrams are handled one by one in the order in which they came,
 // so that a CANCEL cannot overtake its INVITE; a response leaves from the socket
 // that received the request; everything the far end can make a phone keep is
-// bounded (maxCalls, maxDatagram, the lifetime of transactions). Close returns
-// when every goroutine of the phone has ended, and says goodbye once (BYE or
+// bounded (maxCalls, maxServers, maxDatagram). Close returns when every goroutine of the phone has ended, and says goodbye once (BYE or
 // CANCEL) without waiting for the answer.
 //
 // Locks: Phone.mu and endpoint.mu are never held together or while sending.

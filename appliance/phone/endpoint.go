@@ -23,6 +23,10 @@ import (
 // shorter than 2 kB, and a core adds Via and Record-Route of a few hops.
 const maxDatagram = 16 << 10
 
+// maxServers is how many requests a phone keeps for their repetitions, for 32 s
+// each. More are dropped.
+const maxServers = 512
+
 // parser leaves the headers that carry routes and contacts as they came: sipgo
 // would drop parameters after the ">" and cut lists at commas within quotes.
 var parser = sip.NewParser(sip.WithHeadersParsers(func() sip.HeadersParser {
@@ -209,6 +213,11 @@ func (e *endpoint) serve(req *sip.Request, f flow) {
 	e.mu.Lock()
 	tx := e.servers[key]
 	invite := e.servers[id+string(sip.INVITE)]
+	if tx == nil && req.Method != sip.ACK && len(e.servers) == maxServers {
+		e.mu.Unlock()
+		e.log.Debug("too many requests", "method", req.Method)
+		return
+	}
 	if tx == nil && req.Method != sip.ACK {
 		tx = sip.NewServerTx(key, req, f, silent)
 		tx.OnTerminate(func(key string, _ error) {

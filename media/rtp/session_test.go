@@ -191,6 +191,34 @@ func TestRedirectFollowsANewAddress(t *testing.T) {
 	})
 }
 
+func TestMutedSessionKeepsItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Clock
+		a, b := pair()
+		s := start(t, &c, Config{Conn: a, Remote: b.addr, Law: g711.PCMA})
+		time.Sleep(41 * time.Millisecond)
+		s.Mute(true)
+		time.Sleep(100 * time.Millisecond)
+		s.Mute(false)
+		time.Sleep(20 * time.Millisecond)
+		s.Close()
+		var first, last pion.Packet
+		if n := len(a.out); n != 3 || s.Stats().Sent != 3 {
+			t.Fatalf("%d packets came, %d were sent, want 3", n, s.Stats().Sent)
+		}
+		if err := first.Unmarshal(<-a.out); err != nil {
+			t.Fatal(err)
+		}
+		<-a.out
+		if err := last.Unmarshal(<-a.out); err != nil {
+			t.Fatal(err)
+		}
+		if last.SequenceNumber != first.SequenceNumber+2 || last.Timestamp != first.Timestamp+7*frameSamples || !last.Marker {
+			t.Errorf("from %v to %v", first.Header, last.Header)
+		}
+	})
+}
+
 func TestStartRefusesWhatCannotWork(t *testing.T) {
 	a, b := pair()
 	tests := []struct {
