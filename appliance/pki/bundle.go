@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -129,7 +130,7 @@ func ReadDir(dir string) (*Bundle, error) {
 }
 
 // ReadTar reads a bundle that WriteTar wrote, and checks that its parts belong
-// together. Files of other names are refused.
+// together. Other files in it are refused.
 func ReadTar(r io.Reader) (*Bundle, error) {
 	parts := make(map[string][]byte)
 	in := tar.NewReader(r)
@@ -141,7 +142,7 @@ func ReadTar(r io.Reader) (*Bundle, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read bundle: %w", err)
 		}
-		if parts[h.Name] != nil || len(parts) == len(bundleFiles) {
+		if parts[h.Name] != nil || !slices.Contains(bundleFiles, h.Name) {
 			return nil, fmt.Errorf("read bundle: unexpected file %q", h.Name)
 		}
 		if h.Size > maxFile {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -253,6 +254,34 @@ func TestSilentClientsAreBoundedAndCutOff(t *testing.T) {
 				t.Errorf("a silent connection is still open")
 			}
 		}
+	}
+}
+
+func TestGarbageIsRefusedWithOneLine(t *testing.T) {
+	ca := meshtest.NewCA(t, "c1")
+	log := &lines{}
+	cfg := ca.Config(t, "a", "127.0.0.1:0")
+	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	a, err := mesh.Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for range 3 {
+		c, err := net.Dial("tcp", a.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, "REGISTER sip:example.org SIP/2.0\r\n\r\n")
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the connection does not end: %v", err)
+		}
+		_ = c.Close()
+	}
+	waitFor(t, func() bool { return log.all()[0] != "" })
+	if got := log.all(); len(got) != 1 || !strings.Contains(got[0], "does not look like a TLS handshake") {
+		t.Errorf("log is %q", got)
 	}
 }
 
