@@ -1,0 +1,47 @@
+# Where Go's own installer puts it, for shells that do not know.
+export PATH := $(PATH):/usr/local/go/bin
+
+GO       ?= go
+PKG      ?= ./...
+FUZZTIME ?= 20s
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
+FOLDERS  := appliance controller cscf ha media tui
+
+.PHONY: help build demo test test-race lint fuzz deps have-go clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
+
+build: have-go ## build bin/bellwether, one static program
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/bellwether ./appliance/cmd/bellwether
+
+demo: build ## run a cluster of three nodes with calling phones, on this machine
+	bin/bellwether demo $(DEMO)
+
+test: deps lint test-race ## install what the tests need, then lint and run all of them
+
+test-race: have-go ## run the tests of PKG (default: all) with the race detector
+	CGO_ENABLED=1 $(GO) test -race -timeout 8m $(PKG)
+
+lint: have-go ## check formatting and run go vet
+	@unformatted=$$(gofmt -l $(FOLDERS)) || exit 1; \
+	if [ -n "$$unformatted" ]; then echo "not formatted; run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+
+fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 20s)
+	@set -e; grep -rl --include='*_test.go' '^func Fuzz' $(FOLDERS) | xargs -n 1 dirname | sort -u | while read -r dir; do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$dir/*_test.go); do \
+			echo "$$dir $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir; \
+		done; \
+	done
+
+deps: ## install the programs that the tests run (Debian)
+	@packaging/deps.sh
+
+clean: ## remove what was built
+	rm -rf bin
+
+have-go:
+	@command -v $(GO) >/dev/null || { echo "Go is not here; install Go $$(sed -n 's/^go //p' go.mod) or later from https://go.dev/dl/, then run make again" >&2; exit 1; }
