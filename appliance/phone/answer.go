@@ -242,7 +242,7 @@ func (in *incoming) lead(offer *session, r *Result) {
 
 	switch err := in.alert(mode); {
 	case err == nil:
-	case errors.Is(err, errCancelled):
+	case errors.Is(err, errCancelled), errors.Is(err, errHungUp):
 		in.refuse(487, r)
 		return
 	case errors.Is(err, errNoPRACK):
@@ -282,7 +282,7 @@ func (in *incoming) alert(mode Mode) error {
 	case <-in.cancelled:
 		return errCancelled
 	case <-in.hungUp:
-		return errCancelled
+		return errHungUp
 	case <-p.ctx.Done():
 		return ErrClosed
 	}

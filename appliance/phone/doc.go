@@ -10,15 +10,21 @@
 // this package's. It has one socket for SIP, one for each call's audio, one
 // goroutine while it is idle, and two more per call.
 //
-// It does not do: TCP, TLS, AKA, sessions timers, strict routing, DNS, more
-// than one audio stream, or NAT traversal. It is no load generator: each phone
-// keeps real transactions and real audio.
+// It does not do: TCP, TLS, AKA, session timers, strict routing, DNS, more than
+// one audio stream, or NAT traversal. It is no load generator: each phone keeps
+// real transactions and plays real audio.
 //
 // Invariants: datagrams are handled one by one in the order in which they came,
 // so that a CANCEL cannot overtake its INVITE; a response leaves from the socket
-// that received the request; everything the far end can make a phone keep is
-// bounded (maxCalls, maxServers, maxDatagram). Close returns when every goroutine of the phone has ended, and says goodbye once (BYE or
-// CANCEL) without waiting for the answer.
+// that received the request; everything that the far end can make a phone keep
+// is bounded (maxCalls, maxServers, maxMessages, maxDatagram). Close returns when
+// every goroutine of the phone has ended; it says goodbye once (BYE or CANCEL)
+// and does not wait for the answer.
 //
-// Locks: Phone.mu and endpoint.mu are never held together or while sending.
+// Failures: what cannot be parsed is answered 400 or dropped; a core that does
+// not answer ends a call or REGISTER after 32 s (RFC 3261, Timers B and F), and
+// refreshes of a registration are tried again until they work.
+//
+// Locks: none is held while another is taken, or while a message is sent, but
+// call.audioMu, under which the clock and the session of the audio take theirs.
 package phone

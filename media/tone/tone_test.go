@@ -112,10 +112,10 @@ func TestPhaseGoesOnBetweenFills(t *testing.T) {
 	}
 }
 
-func TestToneKeepsItsLevelForAnHour(t *testing.T) {
+func TestToneKeepsItsLevel(t *testing.T) {
 	g := NewGenerator(997, 12000)
 	pcm := make([]int16, Rate)
-	for range 3600 {
+	for range 300 {
 		g.Fill(pcm)
 	}
 	var peak int16
@@ -123,7 +123,7 @@ func TestToneKeepsItsLevelForAnHour(t *testing.T) {
 		peak = max(peak, s)
 	}
 	if peak < 11990 || peak > 12000 {
-		t.Errorf("the peak after an hour is %d, want 12000", peak)
+		t.Errorf("the peak after five minutes is %d, want 12000", peak)
 	}
 }
 
