@@ -101,7 +101,7 @@ type Controller struct {
 	cfg     Config
 	log     *slog.Logger
 	members []Member // by name
-	copy    *replica
+	local   *replica
 	raft    *raft.Raft
 	trans   *raft.NetworkTransport
 	store   *raftboltdb.BoltStore
@@ -115,7 +115,7 @@ type Controller struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	close  sync.Once
+	once   sync.Once
 	err    error // of Close
 }
 
@@ -153,7 +153,7 @@ func start(cfg Config) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		cfg: cfg, log: cfg.Log, members: members, copy: newReplica(cfg.Log),
+		cfg: cfg, log: cfg.Log, members: members, local: newReplica(cfg.Log),
 		batches: make(chan *proposal), slots: make(chan struct{}, maxBatchesUnderWay),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -268,7 +268,7 @@ func (c *Controller) open() (err error) {
 		}
 	}
 	c.trans = transport
-	if c.raft, err = raft.NewRaft(conf, c.copy, logs, c.store, snapshots, transport); err != nil {
+	if c.raft, err = raft.NewRaft(conf, c.local, logs, c.store, snapshots, transport); err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
 	return nil
@@ -295,13 +295,13 @@ func (c *Controller) member(name string) (Member, bool) {
 
 // State returns the local copy, which may be behind the leader's by the time
 // that a message takes, and, on a member that is cut off, by any time.
-func (c *Controller) State() *state.State { return c.copy.current() }
+func (c *Controller) State() *state.State { return c.local.current() }
 
 // Wait returns the local copy once ok holds for it.
 func (c *Controller) Wait(ctx context.Context, ok func(*state.State) bool) (*state.State, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	s, err := c.copy.wait(ctx, ok)
+	s, err := c.local.wait(ctx, ok)
 	if err != nil {
 		return nil, fmt.Errorf("wait for cluster state: %w", c.reason(err))
 	}
@@ -315,7 +315,7 @@ func (c *Controller) Wait(ctx context.Context, ok func(*state.State) bool) (*sta
 func (c *Controller) Follow(ctx context.Context, send func(state.Update) error) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return fmt.Errorf("follow cluster state: %w", c.reason(c.copy.follow(ctx, send)))
+	return fmt.Errorf("follow cluster state: %w", c.reason(c.local.follow(ctx, send)))
 }
 
 // bound ends ctx with the controller.
@@ -337,7 +337,7 @@ func (c *Controller) reason(err error) error {
 // TransferLeadership before to spare it an election. Calls that are under way
 // end with ErrClosed.
 func (c *Controller) Close() error {
-	c.close.Do(func() {
+	c.once.Do(func() {
 		c.cancel()
 		c.err = c.shutdown()
 	})

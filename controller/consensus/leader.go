@@ -147,7 +147,7 @@ func (c *Controller) followLeadership() {
 		select {
 		case leads := <-c.raft.LeaderCh():
 			c.leader.serving.Store(false)
-			c.copy.forget()
+			c.local.forget()
 			if !leads {
 				c.log.Info("this controller no longer leads", "node", c.cfg.Node)
 				continue

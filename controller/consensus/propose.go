@@ -168,7 +168,7 @@ func (c *Controller) commit(ctx context.Context, encoded [][]byte) ([]state.Resu
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.copy.wait(ctx, func(s *state.State) bool { return s.Index() >= reply.Index }); err != nil {
+	if _, err := c.local.wait(ctx, func(s *state.State) bool { return s.Index() >= reply.Index }); err != nil {
 		return nil, err
 	}
 	return reply.Results, nil

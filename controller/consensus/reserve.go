@@ -137,5 +137,5 @@ func (c *Controller) reserveHere(kind state.Kind, user string) (state.GroupID, e
 	if !c.leader.serving.Load() {
 		return 0, errNotServing
 	}
-	return c.copy.reserve(time.Now(), kind, user)
+	return c.local.reserve(time.Now(), kind, user)
 }
