@@ -43,8 +43,11 @@ const DefaultConfig = "/etc/bellwether/bellwether.yaml"
 
 const defaultSocket = "/run/bellwether/admin.sock"
 
-// answerIn bounds how long a command waits for the node.
-const answerIn = 30 * time.Second
+// How long a command waits for the node, and one that moves all subscribers.
+const (
+	answerIn = 30 * time.Second
+	moveIn   = 10 * time.Minute
+)
 
 // Hooks are what the program does beside talking to a node.
 // file is the path of a configuration.
@@ -161,17 +164,21 @@ func (a *app) client(c *cobra.Command) (*api.Client, error) {
 
 // ask makes a command's function of one that asks the node.
 func (a *app) ask(f func(ctx context.Context, c *api.Client, args []string) error) func(*cobra.Command, []string) error {
+	return a.askWithin(answerIn, f)
+}
+
+func (a *app) askWithin(limit time.Duration, f func(ctx context.Context, c *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := a.client(cmd)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		ctx, cancel := context.WithTimeout(cmd.Context(), answerIn)
+		ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 		defer cancel()
 		err = f(ctx, c, args)
 		if errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("the node did not answer within %v; see its log, then try again", answerIn)
+			return fmt.Errorf("the node did not answer within %v; see its log, then try again", limit)
 		}
 		return err
 	}

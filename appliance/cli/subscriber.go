@@ -89,7 +89,7 @@ func atLeastIMPI(c *cobra.Command, args []string) error {
 func (a *app) subscriberList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the subscribers", Args: exactly(),
-		RunE: a.ask(func(ctx context.Context, c *api.Client, _ []string) error {
+		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
 			all := []api.Subscriber{}
 			for after := ""; ; {
 				page, err := c.Subscribers(ctx, after, api.MaxPage)
@@ -162,7 +162,7 @@ func (a *app) subscriberImport() *cobra.Command {
 			"  realm       may be left out: the realm of the IMPI\n\n" +
 			"If any line is wrong, nothing is imported. Subscribers that exist are replaced.",
 		Args: exactly("a FILE.csv"),
-		RunE: a.ask(func(ctx context.Context, c *api.Client, args []string) error {
+		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, args []string) error {
 			all, err := a.readImport(args[0])
 			if err != nil {
 				return err
@@ -189,7 +189,7 @@ func (a *app) subscriberExport() *cobra.Command {
 		Short: "Print all subscribers as CSV, without their secrets",
 		Long:  "Print all subscribers as CSV with the columns impi, impus and realm, or with --json one object\na line. Secrets never leave the cluster: add a password or HA1 column before you import the file.",
 		Args:  exactly(),
-		RunE: a.ask(func(ctx context.Context, c *api.Client, _ []string) error {
+		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
 			if a.json {
 				enc := json.NewEncoder(a.out)
 				return c.ExportSubscribers(ctx, func(s api.Subscriber) error { return enc.Encode(s) })

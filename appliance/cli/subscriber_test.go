@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"context"
+	"io"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -248,6 +250,30 @@ func TestThePasswordIsAskedForWithoutEcho(t *testing.T) {
 	if len(stored) != 0 {
 		t.Errorf("stored %v", stored)
 	}
+}
+
+func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
+	user, tty := terminal(t)
+	src := &admintest.Source{Stored: func(api.NewSubscriber) { t.Error("something was stored") }}
+	ctx, interrupt := context.WithCancel(t.Context())
+	questions := make(questions, 16)
+	done := make(chan int)
+	socket := node(t, src)
+	go func() {
+		done <- Run(ctx, []string{"subscriber", "add", "alice@example.test", "--socket", socket}, IO{tty, io.Discard, questions}, Hooks{})
+	}()
+	if q := <-questions; q != "Password of alice@example.test: " {
+		t.Errorf("asked %q", q)
+	}
+	interrupt()
+	if code := <-done; code != Failed {
+		t.Errorf("code %d, want %d", code, Failed)
+	}
+	<-questions // the end of the line
+	if got := <-questions; got != "bellwether: interrupted\n" {
+		t.Errorf("said %q", got)
+	}
+	echoed(t, user, tty)
 }
 
 // questions passes on what is written to standard error.

@@ -39,11 +39,15 @@ func (e Exit) Cause() string {
 	return fmt.Sprintf("exit code %d", e.Code)
 }
 
+// logLines of the output go into the log, where all of it stands already.
+const logLines = 3
+
 // LogValue holds what a log line needs.
 func (e Exit) LogValue() slog.Value {
+	last := e.Output[max(0, len(e.Output)-logLines):]
 	return slog.GroupValue(
 		slog.String("child", e.Child), slog.Int("pid", e.PID), slog.String("cause", e.Cause()),
 		slog.Duration("ran", e.Ran.Round(time.Millisecond)), slog.Int("restarts", e.Restarts),
-		slog.Duration("pause", e.Pause), slog.Any("output", e.Output),
+		slog.Duration("pause", e.Pause), slog.Any("output", last),
 	)
 }
