@@ -87,16 +87,14 @@ func (t *Table) Hold(name string, done func(state.GroupID, error)) {
 	u := t.users[name]
 	if u == nil {
 		u = &user{}
-		// The copy of the state knows what was assigned before our time, but
-		// may not have heard of our own last commands.
-		if s := t.cluster.State(); s.Index() >= t.seen {
-			if g, ok := s.Assignment(t.kind, name); ok {
-				u.known, u.group = true, g
-			}
-		}
+		t.look(name, u)
 		t.users[name] = u
 	}
 	u.want = true
+	if !u.busy && u.known && u.group != t.group {
+		u.known = false // another group may have let go of the user meanwhile
+		t.look(name, u)
+	}
 	if !u.busy && u.known && u.group != 0 {
 		g := u.group
 		t.mu.Unlock()
@@ -105,6 +103,18 @@ func (t *Table) Hold(name string, done func(state.GroupID, error)) {
 	}
 	u.waiting = append(u.waiting, done)
 	t.next(name, u)
+}
+
+// look learns from the copy of the state what was assigned before our time. A
+// copy that has not heard of our own last commands says nothing.
+func (t *Table) look(name string, u *user) {
+	s := t.cluster.State()
+	if s.Index() < t.seen {
+		return
+	}
+	if g, ok := s.Assignment(t.kind, name); ok {
+		u.known, u.group = true, g
+	}
 }
 
 // Release ends the assignment of a user, if it is this group's.

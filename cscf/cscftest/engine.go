@@ -278,6 +278,14 @@ func (e *Engine) Unbind(flow sipmsg.Flow) {
 	delete(e.c.flows, flow)
 }
 
+// Unreachable tells the engine's layers that a peer is gone.
+func (e *Engine) Unreachable(peer transaction.Peer) {
+	for _, q := range e.queues {
+		q.Post(func() { q.layer.Unreachable(peer) })
+	}
+	e.c.Settle()
+}
+
 // Idle reports whether the engine has no transaction left.
 func (e *Engine) Idle() bool {
 	e.c.Settle()

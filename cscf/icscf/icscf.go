@@ -26,6 +26,7 @@ import (
 	"bellwether/controller/state"
 	"bellwether/cscf/digest"
 	"bellwether/cscf/hss"
+	"bellwether/cscf/nexthop"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/token"
 	"bellwether/cscf/transaction"
@@ -263,11 +264,12 @@ func (c *CSCF) send(r *transaction.Request, server state.GroupID) {
 	}
 	m.Remove(sipmsg.Route)
 	m.Push(sipmsg.Route, "<sip:"+c.cfg.Sealer.Seal(token.Token{Mode: token.Term, Group: server})+"@"+addr.String()+";lr>")
-	to, err := c.core.Route(state.SCSCF, m)
-	if err != nil {
-		c.log.Warn("route to an S-CSCF", "server", server, "err", err)
-		r.Reply(504, "", nil)
-		return
-	}
-	r.Forward(transaction.Forward{Groups: [][]transaction.Target{{{Message: m, To: to}}}})
+	nexthop.Send(r, nexthop.Hop{
+		Message: m,
+		Route:   func(m *sipmsg.Message) (transaction.Peer, error) { return c.core.Route(state.SCSCF, m) },
+		Lost: func(err error) {
+			c.log.Warn("route to an S-CSCF", "server", server, "err", err)
+			r.Reply(504, "", nil)
+		},
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/nexthop"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/token"
 	"bellwether/cscf/transaction"
@@ -16,18 +17,17 @@ import (
 func (c *CSCF) fromPhone(r *transaction.Request) {
 	if r.Message.ToTag() != "" {
 		m := r.Message.Clone()
-		to, refused := c.dialogFromPhone(m, r.From)
-		if refused != 0 {
-			c.refuse(r, refused)
+		if !c.dialogFromPhone(m, r.From) {
+			c.refuse(r)
 			return
 		}
-		c.forwardFromPhone(r, m, to)
+		c.forwardFromPhone(r, m)
 		return
 	}
 	m := r.Message.Clone()
 	b, as := c.table.sender(r.From.Flow, claimed(m), time.Now())
 	if b == nil {
-		c.refuse(r, 403)
+		c.refuse(r)
 		return
 	}
 	cleanRequestFromPhone(m)
@@ -39,20 +39,12 @@ func (c *CSCF) fromPhone(r *transaction.Request) {
 		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
 		c.table.talks(b.ID)
 	}
-	to, err := c.core.Route(state.SCSCF, m)
-	if err != nil {
-		c.log.Warn("route a request", "user", b.AOR, "err", err)
-		restore(r)
-		return
-	}
-	c.forwardFromPhone(r, m, to)
+	c.forwardFromPhone(r, m)
 }
 
-func (c *CSCF) refuse(r *transaction.Request, status int) {
-	if status == 403 {
-		c.table.refused.Add(1)
-	}
-	r.Reply(status, "", nil)
+func (c *CSCF) refuse(r *transaction.Request) {
+	c.table.refused.Add(1)
+	r.Reply(403, "", nil)
 }
 
 // claimed lists the identities that a request wants to be asserted, by
@@ -100,26 +92,22 @@ func (c *CSCF) enforceRoute(m *sipmsg.Message, b *binding) {
 
 // dialogFromPhone prepares a request inside a dialog, or the ACK of a 2xx:
 // its route set must lead through us, by a token of the phone's own, and then
-// on to an S-CSCF. refused is the status to answer, 0 for none.
-func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (to transaction.Peer, refused int) {
+// on to an S-CSCF. It is false for one that must be refused.
+func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) bool {
 	own, ok := c.popOwn(m)
 	if !ok || !c.table.known(from.Flow, own.Binding, time.Now()) {
-		return to, 403
+		return false
 	}
 	if b := c.table.binding(own.Binding); b != nil && !sameFlow(b.Flow, from.Flow) && !c.table.owns(from.Flow, b.AOR) {
-		return to, 403 // the token of somebody else's dialog
+		return false // the token of somebody else's dialog
 	}
 	next, ok := c.nextToken(m)
 	if g, known := c.core.State().Group(next.Group); !ok || !known || g.Kind != state.SCSCF {
-		return to, 403 // no phone may skip the S-CSCF
+		return false // no phone may skip the S-CSCF
 	}
 	cleanRequestFromPhone(m)
 	m.Remove(sipmsg.PPreferredIdentity)
-	to, err := c.core.Route(state.SCSCF, m)
-	if err != nil {
-		return to, 504
-	}
-	return to, 0
+	return true
 }
 
 // popOwn removes the Route entries that led here: those of the phone's
@@ -154,17 +142,26 @@ func (c *CSCF) nextToken(m *sipmsg.Message) (token.Token, bool) {
 	return c.cfg.Sealer.Open(u.User)
 }
 
+// toSCSCF is the way of a phone's request.
+func (c *CSCF) toSCSCF(m *sipmsg.Message) (transaction.Peer, error) {
+	return c.core.Route(state.SCSCF, m)
+}
+
 // forwardFromPhone sends a phone's request on; what comes back is cleaned.
-func (c *CSCF) forwardFromPhone(r *transaction.Request, m *sipmsg.Message, to transaction.Peer) {
-	r.Forward(transaction.Forward{
-		Groups: [][]transaction.Target{{{Message: m, To: to}}},
+func (c *CSCF) forwardFromPhone(r *transaction.Request, m *sipmsg.Message) {
+	nexthop.Send(r, nexthop.Hop{
+		Message: m,
+		Route:   c.toSCSCF,
 		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
 			cleanTowardsPhone(m)
 			return transaction.Pass
 		},
-		Failed: func(r *transaction.Request, _ *transaction.Target, status int) {
-			if status == 503 && r.Message.ToTag() == "" {
+		Lost: func(err error) {
+			c.log.Warn("route a request", "flow", r.From.Flow, "err", err)
+			if r.Message.ToTag() == "" {
 				restore(r)
+			} else {
+				r.Reply(504, "", nil)
 			}
 		},
 	})

@@ -141,14 +141,16 @@ func (c *CSCF) Request(r *transaction.Request) {
 // Ack relays the ACK of a 2xx along its route set; one that has no way is
 // dropped, since nobody answers an ACK.
 func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
-	var to transaction.Peer
-	var refused int
 	if from.Group != 0 {
-		to, refused = c.towardsPhone(m, from)
-	} else {
-		to, refused = c.dialogFromPhone(m, from)
+		if b, refused := c.towardsPhone(m, from); refused == 0 {
+			l.Relay(m, transaction.Peer{Flow: b.Flow})
+		}
+		return
 	}
-	if refused == 0 {
+	if !c.dialogFromPhone(m, from) {
+		return
+	}
+	if to, err := c.toSCSCF(m); err == nil {
 		l.Relay(m, to)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/nexthop"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/transaction"
 )
@@ -46,19 +47,14 @@ func (c *CSCF) register(r *transaction.Request) {
 	m.Set(sipmsg.PVisitedNetworkID, sipmsg.Quote(c.cfg.Domain))
 	m.Set(sipmsg.PChargingVector, c.chargingVector())
 
-	to, err := c.core.Route(state.ICSCF, m)
-	if err != nil {
-		c.log.Warn("route a registration", "user", aor, "err", err)
-		r.Reply(504, "", nil)
-		return
-	}
-	r.Forward(transaction.Forward{
-		Groups:   [][]transaction.Target{{{Message: m, To: to, Any: &reg}}},
+	nexthop.Send(r, nexthop.Hop{
+		Message:  m,
+		Route:    func(m *sipmsg.Message) (transaction.Peer, error) { return c.core.Route(state.ICSCF, m) },
 		Response: c.registered,
-		Failed: func(r *transaction.Request, _ *transaction.Target, status int) {
-			if status == 503 {
-				r.Reply(504, "", nil)
-			}
+		Any:      &reg,
+		Lost: func(err error) {
+			c.log.Warn("route a registration", "user", reg.aor, "err", err)
+			r.Reply(504, "", nil)
 		},
 	})
 }

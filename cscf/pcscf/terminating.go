@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/hss"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/transaction"
 )
@@ -12,14 +13,14 @@ import (
 // §5.2.6.4).
 func (c *CSCF) fromCore(r *transaction.Request) {
 	m := r.Message.Clone()
-	answered := c.called(m)
-	to, refused := c.towardsPhone(m, r.From)
+	b, refused := c.towardsPhone(m, r.From)
 	if refused != 0 {
 		r.Reply(refused, "", nil)
 		return
 	}
+	answered := b.called(m)
 	r.Forward(transaction.Forward{
-		Groups: [][]transaction.Target{{{Message: m, To: to}}},
+		Groups: [][]transaction.Target{{{Message: m, To: transaction.Peer{Flow: b.Flow}}}},
 		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
 			c.cleanResponseFromPhone(m, answered)
 			return transaction.Pass
@@ -27,38 +28,43 @@ func (c *CSCF) fromCore(r *transaction.Request) {
 	})
 }
 
-// called is the identity that the request was for, which the phone's answer
-// shall assert; "" if the S-CSCF did not say, as inside dialogs.
-func (c *CSCF) called(m *sipmsg.Message) string {
+// called is the identity that a request was for, which the phone's answer shall
+// assert; "" if the S-CSCF did not say, as inside dialogs.
+func (b *binding) called(m *sipmsg.Message) string {
 	v, ok := m.Value(sipmsg.PCalledPartyID)
 	if !ok {
 		return ""
 	}
-	a, err := sipmsg.ParseNameAddr(v)
-	if err != nil {
-		return ""
+	if a, err := sipmsg.ParseNameAddr(v); err == nil {
+		if u, err := sipmsg.ParseURI(a.URI); err == nil {
+			for _, aor := range hss.Identities(u) {
+				if as, ok := b.asserted(aor); ok {
+					return as.URI
+				}
+			}
+		}
 	}
-	return a.URI
+	return b.Identities[0].URI
 }
 
 // towardsPhone prepares a request for the phone whose binding our Path or
 // Record-Route names; refused is the status to answer, 0 for none. Inside a
 // dialog a phone is reached even when its registration has ended.
-func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (to transaction.Peer, refused int) {
+func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (b *binding, refused int) {
 	if g, ok := c.core.State().Group(from.Group); !ok || g.Kind != state.SCSCF {
-		return to, 403
+		return nil, 403
 	}
 	top, ok := m.TopRoute()
 	if !ok {
-		return to, 403
+		return nil, 403
 	}
 	own, ok := c.mine(top.URI)
 	if !ok {
-		return to, 403
+		return nil, 403
 	}
-	b := c.table.binding(own.Binding)
+	b = c.table.binding(own.Binding)
 	if b == nil || m.ToTag() == "" && !b.live(time.Now()) {
-		return to, 480
+		return nil, 480
 	}
 	m.Pop(sipmsg.Route)
 	cleanTowardsPhone(m)
@@ -66,5 +72,5 @@ func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (to transa
 		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
 		c.table.talks(b.ID)
 	}
-	return transaction.Peer{Flow: b.Flow}, 0
+	return b, 0
 }

@@ -28,7 +28,7 @@ func (c *CSCF) register(r *transaction.Request) {
 		return
 	}
 	for option := range m.Elements(sipmsg.Require) {
-		if !strings.EqualFold(option, "path") && !strings.EqualFold(option, "outbound") && !strings.EqualFold(option, "gruu") {
+		if !strings.EqualFold(option, "path") {
 			r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
 			return
 		}
@@ -172,7 +172,7 @@ func (c *CSCF) assign(r *transaction.Request, impi, impu string, list []wish, al
 func (c *CSCF) bind(r *transaction.Request, p hss.Profile, set int, list []wish, all bool) {
 	m := r.Message
 	number, _ := m.CSeq()
-	from := contact{Set: set, CallID: m.CallID(), CSeq: number}
+	from := contact{Set: set, CallID: strings.Clone(m.CallID()), CSeq: number}
 	for v := range m.Elements(sipmsg.Path) {
 		from.Path = append(from.Path, strings.Clone(v))
 	}

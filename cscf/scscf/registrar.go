@@ -239,6 +239,7 @@ func (g *registrar) drop(impi string) {
 	}
 	u.Contacts = nil
 	g.index(u)
+	g.c.assigned.Release(impi)
 	g.persist(u, nil)
 	g.arm(u, time.Now())
 }

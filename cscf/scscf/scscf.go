@@ -205,6 +205,7 @@ func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Pee
 	if mode, ok := c.mode(m); !ok || mode != token.Dialog || !c.from(from, state.PCSCF, state.SCSCF) {
 		return
 	}
+	m.Pop(sipmsg.Route)
 	if to, err := c.next(m); err == nil {
 		l.Relay(m, to)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"bellwether/controller/state"
 	"bellwether/cscf/hss"
+	"bellwether/cscf/nexthop"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/token"
 	"bellwether/cscf/transaction"
@@ -51,13 +52,18 @@ func (c *CSCF) originating(r *transaction.Request) {
 	if dialogForming(m.Method()) {
 		m.Push(sipmsg.RecordRoute, c.dialog)
 	}
-	to, err := c.core.Route(state.ICSCF, m)
-	if err != nil {
-		c.log.Warn("route to an I-CSCF", "err", err)
-		r.Reply(504, "", nil)
-		return
-	}
-	c.forward(r, Originating, [][]transaction.Target{{{Message: m, To: to}}})
+	follow, done := c.follow(r, Originating)
+	nexthop.Send(r, nexthop.Hop{
+		Message:  m,
+		Route:    func(m *sipmsg.Message) (transaction.Peer, error) { return c.core.Route(state.ICSCF, m) },
+		Response: follow,
+		Lost: func(err error) {
+			c.log.Warn("route to an I-CSCF", "err", err)
+			r.Reply(504, "", nil)
+			done()
+		},
+	})
+	done()
 }
 
 // home reports whether a Request-URI is for the home network to resolve: its
@@ -113,20 +119,30 @@ func (c *CSCF) terminating(r *transaction.Request) {
 	if dialogForming(m.Method()) {
 		m.Push(sipmsg.RecordRoute, c.dialog)
 	}
-	groups := c.forks(m, s.contacts)
-	if len(groups) == 0 {
+	follow, done := c.follow(r, Terminating)
+	nexthop.Until(r, func() error {
+		groups, err := c.forks(m, s.contacts)
+		if err != nil {
+			return err
+		}
+		r.Forward(transaction.Forward{Groups: groups, Response: follow})
+		return nil
+	}, func(err error) {
+		c.log.Warn("route to a P-CSCF", "user", s.profile.IMPI, "err", err)
 		r.Reply(480, "", nil)
-		return
-	}
-	c.forward(r, Terminating, groups)
+		done()
+	})
+	done()
 }
 
-// forks makes a target of each contact: parallel among those of equal q, one
-// group after the other from the highest q on (RFC 3261 §16.6).
-func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) [][]transaction.Target {
+// forks makes a target of each contact that can be reached: parallel among
+// those of equal q, one group after the other from the highest q on (RFC 3261
+// §16.6). The error says why there is none.
+func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) ([][]transaction.Target, error) {
 	contacts = slices.Clone(contacts)
 	slices.SortStableFunc(contacts, func(a, b contact) int { return b.Q - a.Q })
 	var groups [][]transaction.Target
+	var failed error
 	last := 0
 	for _, a := range contacts {
 		fork := m.Clone()
@@ -134,7 +150,7 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) [][]transaction.Targ
 		fork.Set(sipmsg.Route, strings.Join(a.Path, ", "))
 		to, err := c.core.Route(state.PCSCF, fork)
 		if err != nil {
-			c.log.Warn("route to a P-CSCF", "contact", a.URI, "err", err)
+			failed = err
 			continue
 		}
 		t := transaction.Target{Message: fork, To: to}
@@ -145,44 +161,57 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) [][]transaction.Targ
 		}
 		last = a.Q
 	}
-	return groups
+	if len(groups) == 0 {
+		return nil, failed
+	}
+	return groups, nil
 }
 
-// forward sends an initial request on and follows the call it may begin.
-func (c *CSCF) forward(r *transaction.Request, half string, groups [][]transaction.Target) {
-	f := transaction.Forward{Groups: groups}
+// follow lists the call that an INVITE may begin, for as long as it may: the
+// first function sees its responses, the second takes it off the list if the
+// request was refused before any came.
+func (c *CSCF) follow(r *transaction.Request, half string) (
+	response func(*transaction.Request, *transaction.Target, *sipmsg.Message) transaction.Verdict, done func(),
+) {
 	if r.Message.Method() != "INVITE" {
-		r.Forward(f)
-		return
+		return nil, func() {}
 	}
 	k := c.calls.begin(r.Message, half, time.Now())
-	f.Response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+	response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
 		c.calls.heard(k, half, m.Status())
 		return transaction.Pass
 	}
-	if r.Forward(f); r.Finished() { // refused on the way out, as with Max-Forwards 0
-		c.calls.heard(k, half, 480)
+	return response, func() {
+		if r.Finished() {
+			c.calls.heard(k, half, 480)
+		}
 	}
 }
 
 // inDialog relays a request along its route set (RFC 3261 §16.4, §16.12).
 func (c *CSCF) inDialog(r *transaction.Request) {
 	m := r.Message.Clone()
-	to, err := c.next(m)
-	if err != nil {
-		r.Reply(404, "", nil)
+	m.Pop(sipmsg.Route)
+	if _, ok := c.token(m); !ok {
+		r.Reply(404, "", nil) // the route set leads out of the cluster: nowhere
 		return
 	}
 	if m.Method() == "BYE" {
 		c.calls.end(m)
 	}
-	r.Forward(transaction.Forward{Groups: [][]transaction.Target{{{Message: m, To: to}}}})
+	nexthop.Send(r, nexthop.Hop{
+		Message: m,
+		Route:   c.next,
+		Lost: func(err error) {
+			c.log.Warn("route a request inside a dialog", "err", err)
+			r.Reply(504, "", nil)
+		},
+	})
 }
 
-// next removes our Route entry and gives the hop behind it, which must be one
-// of ours: another S-CSCF, or the P-CSCF of a phone.
+// next gives the hop that the top Route names, which must be one of ours:
+// another S-CSCF, or the P-CSCF of a phone.
 func (c *CSCF) next(m *sipmsg.Message) (transaction.Peer, error) {
-	m.Pop(sipmsg.Route)
 	t, ok := c.token(m)
 	if !ok {
 		return transaction.Peer{}, errNoRoute
