@@ -161,8 +161,13 @@ func (m *Mesh) certificate() (*tls.Certificate, error) {
 	return cert, nil
 }
 
-// Addr is the address listened on.
-func (m *Mesh) Addr() net.Addr { return m.tcp.Addr() }
+// Addr is the address listened on, nil of a mesh without a port.
+func (m *Mesh) Addr() net.Addr {
+	if m.tcp == nil {
+		return nil
+	}
+	return m.tcp.Addr()
+}
 
 // NodeName is this node's name.
 func (m *Mesh) NodeName() string { return m.cfg.NodeName }

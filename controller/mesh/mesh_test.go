@@ -257,6 +257,29 @@ func TestSilentClientsAreBoundedAndCutOff(t *testing.T) {
 	}
 }
 
+func TestADialerNeedsNoPort(t *testing.T) {
+	ca := meshtest.NewCA(t, "c1")
+	a := ca.Listen(t, "a", "127.0.0.1:0")
+	go echo(a.Handle("bw-link/1"), "link")
+	d, err := mesh.Dialer(ca.Config(t, "b", "127.0.0.2:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := d.Dial(context5(t), a.Addr().String(), "a", "bw-link/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, _ := net.SplitHostPort(c.LocalAddr().String()); got != "127.0.0.2" || d.Addr() != nil || d.Handle("x").Addr() != nil {
+		t.Errorf("it dials from %s and listens on %v", got, d.Addr())
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Write([]byte("x")); err == nil {
+		t.Error("the connection outlives the dialer")
+	}
+}
+
 func TestGarbageIsRefusedWithOneLine(t *testing.T) {
 	ca := meshtest.NewCA(t, "c1")
 	log := &lines{}

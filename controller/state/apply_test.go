@@ -317,6 +317,19 @@ func TestThePutSubscriberIsACopy(t *testing.T) {
 	}
 }
 
+func TestSubscribersAfter(t *testing.T) {
+	s := apply(t, state.New(), put(subscriber("a@d", "sip:a@d"), subscriber("ab@d", "sip:ab@d"), subscriber("b@d", "sip:b@d")))
+	for after, want := range map[string]string{"": "a@d ab@d b@d", "a@d": "ab@d b@d", "aa": "ab@d b@d", "ab@d": "b@d", "b@d": "", "z": ""} {
+		var got []string
+		for sub := range s.SubscribersAfter(after) {
+			got = append(got, sub.IMPI)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("after %q come %v, want %q", after, got, want)
+		}
+	}
+}
+
 func TestImplicitSets(t *testing.T) {
 	sub := state.Subscriber{Identities: []state.Identity{{URI: "sip:a@d", Barred: true}, {URI: "sip:b@d", Set: 1}, {URI: "sip:c@d"}}}
 	if got := sub.ImplicitSet(0); len(got) != 2 || got[0].URI != "sip:a@d" || got[1].URI != "sip:c@d" {

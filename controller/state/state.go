@@ -135,6 +135,19 @@ func (s *State) SubscriberByIdentity(aor string) (Subscriber, bool) {
 // Subscribers goes through all subscribers by IMPI.
 func (s *State) Subscribers() iter.Seq[Subscriber] { return values(s.subscribers) }
 
+// SubscribersAfter gives, in order of IMPI, the subscribers that come after one.
+func (s *State) SubscribersAfter(impi string) iter.Seq[Subscriber] {
+	return func(yield func(Subscriber) bool) {
+		it := s.subscribers.Root().Iterator()
+		it.SeekLowerBound([]byte(impi))
+		for k, sub, ok := it.Next(); ok; k, sub, ok = it.Next() {
+			if string(k) != impi && !yield(sub) {
+				return
+			}
+		}
+	}
+}
+
 // SubscriberCount is the number of subscribers.
 func (s *State) SubscriberCount() int { return s.subscribers.Len() }
 
@@ -208,16 +221,3 @@ func walkValues[T any](root *iradix.Node[T]) iter.Seq[T] {
 func groupKey(id GroupID) string { return string(binary.BigEndian.AppendUint32(nil, id)) }
 
 func assignmentKey(k Kind, user string) string { return string(k) + "\x00" + user }
-
-// SubscribersAfter gives, in order of IMPI, the subscribers that come after one.
-func (s *State) SubscribersAfter(impi string) iter.Seq[Subscriber] {
-	return func(yield func(Subscriber) bool) {
-		it := s.subscribers.Root().Iterator()
-		it.SeekLowerBound([]byte(impi))
-		for k, sub, ok := it.Next(); ok; k, sub, ok = it.Next() {
-			if string(k) != impi && !yield(sub) {
-				return
-			}
-		}
-	}
-}
