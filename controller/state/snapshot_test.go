@@ -35,7 +35,7 @@ func large(t testing.TB) *state.State {
 	s := small(t)
 	for i := range 10 {
 		var cmds []state.Command
-		for j := range 300 {
+		for j := range 200 {
 			u := fmt.Sprintf("u%d-%d@d", i, j)
 			a := assign(u, 0)
 			a.RequestID = u
