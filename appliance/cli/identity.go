@@ -10,15 +10,18 @@ import (
 	"bellwether/cscf/sipmsg"
 )
 
-// withScheme lets people leave out what is obvious.
+// withScheme lets people leave out what is obvious; a user without a domain is
+// completed by the node, which knows its own.
 func withScheme(identity string) string {
 	switch {
 	case strings.HasPrefix(identity, "sip:"), strings.HasPrefix(identity, "sips:"), strings.HasPrefix(identity, "tel:"):
 		return identity
 	case strings.HasPrefix(identity, "+"):
 		return "tel:" + identity
+	case strings.Contains(identity, "@"):
+		return "sip:" + identity
 	}
-	return "sip:" + identity
+	return identity
 }
 
 // canonical is the form in which an identity is stored (RFC 3261 §10.3, RFC 3966).

@@ -143,9 +143,12 @@ func (a *app) users() *cobra.Command {
 		Use: "show IDENTITY", Short: "Show a registered user", Args: exactly("the IDENTITY of a user, such as sip:alice@example.org"),
 		Example: "  bellwether user show sip:alice@example.org\n  bellwether user show tel:+4930123456",
 		RunE: show(a, func(ctx context.Context, c *api.Client, args []string) (api.User, error) {
-			id, err := canonical(withScheme(args[0]))
-			if err != nil {
-				return api.User{}, &usageError{err.Error()}
+			id := withScheme(args[0])
+			if strings.Contains(id, ":") {
+				var err error
+				if id, err = canonical(id); err != nil {
+					return api.User{}, &usageError{err.Error()}
+				}
 			}
 			return c.User(ctx, id)
 		}, a.printUser),

@@ -303,7 +303,12 @@ func (s source) AddSubscriber(ctx context.Context, n api.NewSubscriber, replace 
 	if err != nil {
 		return err
 	}
-	return s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
+	err = s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.Conflict && !replace {
+		return e.Advise("see 'bellwether subscriber show " + sub.IMPI + "', or give --replace")
+	}
+	return err
 }
 
 func (s source) RemoveSubscriber(ctx context.Context, impi string) error {
@@ -364,12 +369,12 @@ func (s source) propose(ctx context.Context, c state.Command) error {
 	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
 	defer cancel()
 	res, err := s.p.ctl.Propose(ctx, c)
+	if res.Err != nil {
+		return refused(res.Err)
+	}
 	if err != nil {
 		return api.Errorf(api.NoLeader, "the controllers did not commit the change: %v", err).
 			Advise("look at 'bellwether status'; it is not known whether the change took effect")
-	}
-	if err := refused(res.Check()); err != nil {
-		return err
 	}
 	// Who changes something may use it at once, through any worker: those that
 	// can be reached have it when this returns.

@@ -195,7 +195,7 @@ func (w *workers) CallContext(ctx context.Context, c *link.Conn, method string, 
 			return nil, err
 		}
 		res, err := w.p.ctl.Propose(ctx, cmd)
-		if err != nil {
+		if err != nil && res.Err == nil { // a refusal is a result
 			return nil, err
 		}
 		return workerlink.Encode(res), nil

@@ -37,7 +37,7 @@ func Load(dataDir, node string) (*Identity, error) {
 	dir := Dir(dataDir)
 	c, err := pki.LoadCluster(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("node %s belongs to no cluster yet: %s has no certificates; run 'bellwether cluster init' on the first node, or unpack here what 'bellwether cluster issue %s' wrote there", node, dir, node)
+		return nil, fmt.Errorf("node %s belongs to no cluster yet: %s has no certificates; run 'bellwether cluster init' on the first node, or here 'bellwether cluster join %s.tar' with the file that 'bellwether cluster issue %s' wrote there", node, dir, node, node)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster's certificate: %w", err)

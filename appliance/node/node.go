@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,9 +41,8 @@ type Node struct {
 	File    string    // configuration
 	Log     io.Writer // where log lines go
 
-	level slog.LevelVar
-	mu    sync.Mutex
-	cfg   *config.Config // the newest that was read without a problem
+	level   slog.LevelVar
+	current atomic.Pointer[config.Config] // what applies now: the start's, with what reloads changed
 }
 
 // load reads the configuration, the identity and makes the logger.
@@ -58,7 +58,7 @@ func (n *Node) load(process string) (*config.Config, *identity.Identity, *slog.L
 	if err := os.MkdirAll(cfg.Node.RunDir, 0o750); err != nil {
 		return nil, nil, nil, fmt.Errorf("create node.run_dir: %w", err)
 	}
-	n.cfg = cfg
+	n.current.Store(cfg)
 	n.level.Set(cfg.Log.Level)
 	log := slog.New(cfg.Log.Handler(n.Log, &n.level)).With("node", cfg.Node.Name)
 	if process != "" {
@@ -105,7 +105,7 @@ func (n *Node) Front(ctx context.Context) error {
 	return frontproc.Run(ctx, cfg, id, frontproc.Options{
 		Version: n.Version, Log: log, Ready: readier(parent, log),
 		Reload: func() (applied, pending []config.Change, err error) {
-			old := n.current()
+			old := n.current.Load()
 			next, err := config.Load(n.File)
 			if err != nil {
 				return nil, nil, err
@@ -134,7 +134,7 @@ func (n *Node) Worker(ctx context.Context) error {
 	defer m.Close()
 	go n.reloads(ctx, log)
 	return workerproc.Run(ctx, cfg, workerproc.Options{
-		Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Log: log, Ready: readier(parent, log),
+		Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Current: n.current.Load, Log: log, Ready: readier(parent, log),
 	})
 }
 
@@ -164,7 +164,7 @@ func (n *Node) alone(ctx context.Context, cfg *config.Config, id *identity.Ident
 	}
 	if len(cfg.Workers) > 0 {
 		start(func() error {
-			return workerproc.Run(ctx, cfg, workerproc.Options{Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Log: log, Ready: ready})
+			return workerproc.Run(ctx, cfg, workerproc.Options{Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Current: n.current.Load, Log: log, Ready: ready})
 		})
 	}
 	for range waiting {
@@ -204,23 +204,19 @@ func readier(p *supervisor.Parent, log *slog.Logger) func() {
 	}
 }
 
-func (n *Node) current() *config.Config {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.cfg
-}
-
 // reload reads the file again and applies what can be applied here.
 func (n *Node) reload() (applied, pending []config.Change, err error) {
 	next, err := config.Load(n.File)
 	if err != nil {
 		return nil, nil, err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	applied, pending = split(config.Diff(n.cfg, next))
-	n.level.Set(next.Log.Level)
-	n.cfg.Log.Level = next.Log.Level
+	now := *n.current.Load()
+	applied, pending = split(config.Diff(&now, next))
+	now.Log.Level = next.Log.Level
+	now.SIP.T1 = next.SIP.T1
+	now.SIP.MinExpires, now.SIP.MaxExpires, now.SIP.DefaultExpires = next.SIP.MinExpires, next.SIP.MaxExpires, next.SIP.DefaultExpires
+	n.level.Set(now.Log.Level)
+	n.current.Store(&now)
 	return applied, pending, nil
 }
 

@@ -86,6 +86,7 @@ func (e *engine) layer(shard int) *transaction.Layer {
 		l = transaction.New(e.layerCfg, &shardEnv{e, shard}, e.role)
 		e.layers[shard] = l
 	}
+	l.SetT1(e.p.now().SIP.T1)
 	return l
 }
 

@@ -40,13 +40,17 @@ type Options struct {
 	Version   string
 	ClusterID string
 	Dialer    *mesh.Mesh // for links to other nodes
-	Log       *slog.Logger
-	Ready     func() // called once the store is open; the groups follow with the cluster state
+	// Current is the configuration as reloads have left it; its SIP timers
+	// apply to what starts from then on. nil: it never changes.
+	Current func() *config.Config
+	Log     *slog.Logger
+	Ready   func() // called once the store is open; the groups follow with the cluster state
 }
 
 // Process is a running worker process.
 type Process struct {
 	cfg     *config.Config
+	now     func() *config.Config
 	version string
 	log     *slog.Logger
 	mesh    *mesh.Mesh
@@ -75,6 +79,9 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 		ctx:     ctx,
 		calling: make(chan struct{}, maxCalling),
 		counts:  map[string]uint64{},
+	}
+	if p.now = o.Current; p.now == nil {
+		p.now = func() *config.Config { return cfg }
 	}
 	p.engines.Store(&map[uint32]*engine{})
 	p.tables = newTables(p)

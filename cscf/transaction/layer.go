@@ -34,6 +34,9 @@ func New(cfg Config, env Env, u User) *Layer {
 	return &Layer{cfg: cfg.withDefaults(), env: env, user: u, started: env.Now()}
 }
 
+// SetT1 changes the round-trip estimate of the timers that start from now on.
+func (l *Layer) SetT1(d time.Duration) { l.cfg.T1 = d }
+
 // Env is the layer's environment.
 func (l *Layer) Env() Env { return l.env }
 

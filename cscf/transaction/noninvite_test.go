@@ -139,3 +139,17 @@ func TestForkedRequestOtherThanInviteTakesTheFirst2xx(t *testing.T) {
 			0.0 > tina 202 SUBSCRIBE`)
 	})
 }
+
+func TestChangedT1AppliesToWhatStartsAfterwards(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(bob)
+		w.do(func() { w.layer.SetT1(100 * time.Millisecond) })
+		w.receive(alice, call{method: "MESSAGE"}.String())
+		w.sleep(time.Second)
+		w.expect(`
+			0.0 > bob MESSAGE
+			0.1 > bob MESSAGE
+			0.3 > bob MESSAGE
+			0.7 > bob MESSAGE`)
+	})
+}
