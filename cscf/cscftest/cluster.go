@@ -41,7 +41,8 @@ type Cluster struct {
 	engines  map[state.GroupID]*Engine
 	phones   map[netip.AddrPort]*Phone
 	flows    map[sipmsg.Flow]bound
-	propose  error // what every proposal fails with
+	propose  error         // what every proposal fails with
+	gate     chan struct{} // proposals wait for it to be closed
 	unrouted map[state.GroupID]bool
 	drop     func(to transaction.Peer, m *sipmsg.Message) bool
 	conn     uint64
@@ -126,6 +127,23 @@ func (c *Cluster) FailProposals(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.propose = err
+}
+
+// HoldProposals makes proposals wait until the function that it returns is
+// called.
+func (c *Cluster) HoldProposals() (release func()) {
+	gate := make(chan struct{})
+	set := func(g chan struct{}) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.gate = g
+	}
+	set(gate)
+	return func() {
+		set(nil)
+		close(gate)
+		c.Settle()
+	}
 }
 
 // Isolate makes a group unreachable for Route, or reachable again.

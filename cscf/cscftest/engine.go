@@ -216,8 +216,11 @@ func (e *Engine) State() *state.State { return e.c.State() }
 func (e *Engine) Propose(cmd state.Command, done func(state.Result, error)) {
 	go func() {
 		e.c.mu.Lock()
-		err := e.c.propose
+		err, gate := e.c.propose, e.c.gate
 		e.c.mu.Unlock()
+		if gate != nil {
+			<-gate
+		}
 		if err != nil {
 			done(state.Result{}, err)
 			return
