@@ -2,6 +2,7 @@ package ha
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -67,6 +68,38 @@ func BenchmarkDurable(b *testing.B) {
 				all.Wait()
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "records/s")
 				b.ReportMetric(float64(b.Elapsed().Microseconds())*float64(callers)/float64(b.N), "µs/wait")
+			})
+		}
+	}
+}
+
+// BenchmarkArrivals is how long a record waits to be safe when records come
+// at a steady rate, whoever else waits.
+func BenchmarkArrivals(b *testing.B) {
+	for _, gather := range []time.Duration{-1, time.Millisecond, 2 * time.Millisecond} {
+		for _, rate := range []int{500, 5000} {
+			b.Run(fmt.Sprintf("gather=%v/rate=%d", gather, rate), func(b *testing.B) {
+				j := openBench(b, Options{Gather: gather})
+				k, v := keys(1000), make([]byte, 300)
+				waits := make([]time.Duration, b.N)
+				var all sync.WaitGroup
+				b.ResetTimer()
+				arrival := time.NewTicker(time.Second / time.Duration(rate))
+				defer arrival.Stop()
+				for i := range b.N {
+					<-arrival.C
+					all.Add(1)
+					at := time.Now()
+					j.Put(1, k[i%len(k)], v, time.Time{}, func(err error) {
+						waits[i] = time.Since(at)
+						all.Done()
+					})
+				}
+				all.Wait()
+				slices.Sort(waits)
+				b.ReportMetric(float64(waits[b.N/2].Microseconds()), "µs-p50")
+				b.ReportMetric(float64(waits[b.N*99/100].Microseconds()), "µs-p99")
+				b.ReportMetric(float64(b.N)/float64(j.Stats().Syncs), "records/sync")
 			})
 		}
 	}

@@ -23,7 +23,7 @@ type fakeDisk struct {
 	failAt int // 0: never
 	cut    bool
 	locked bool
-	hold   func(op, name string) // if set, called before each call
+	hook   func(op, name string) error // if set, called before each call; may block it or fail it
 }
 
 type inode struct {
@@ -37,8 +37,10 @@ func newFakeDisk() *fakeDisk {
 
 // call counts a call and decides its fate.
 func (d *fakeDisk) call(op, name string) error {
-	if d.hold != nil {
-		d.hold(op, name)
+	if d.hook != nil {
+		if err := d.hook(op, name); err != nil {
+			return err
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

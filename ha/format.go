@@ -151,10 +151,11 @@ func parseEntry(b []byte) (entry, error) {
 	e.Seq = binary.BigEndian.Uint64(f[5:])
 	e.Epoch = binary.BigEndian.Uint64(f[13:])
 	e.Group = binary.BigEndian.Uint32(f[21:])
-	e.Expires = expiryTime(int64(binary.BigEndian.Uint64(f[25:])))
+	expires := int64(binary.BigEndian.Uint64(f[25:]))
+	e.Expires = expiryTime(expires)
 	n := int(binary.BigEndian.Uint16(f[33:]))
 	rest := f[entryFixed:]
-	if n > len(rest) || n > MaxKey || len(rest)-n > MaxValue || uint64(e.back) > e.Seq {
+	if n > len(rest) || n > MaxKey || len(rest)-n > MaxValue || expires < 0 || uint64(e.back) > e.Seq {
 		return entry{}, errEntry
 	}
 	e.Key, e.Value = string(rest[:n]), rest[n:]
@@ -190,7 +191,7 @@ func expiryNanos(t time.Time) int64 {
 	switch {
 	case t.IsZero() || t.After(lastExpiry):
 		return 0
-	case t.Unix() <= 0:
+	case t.Unix() < 0 || t.UnixNano() == 0:
 		return 1 // long ago
 	}
 	return t.UnixNano()

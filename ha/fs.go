@@ -13,7 +13,8 @@ import (
 // fileSystem is what the journal asks of a disk, so that a test can cut the
 // power between any two calls.
 type fileSystem interface {
-	// MakeDir creates a directory, unless it is there, and makes it durable.
+	// MakeDir creates a directory and those above it, unless they are there,
+	// and makes them durable.
 	MakeDir(dir string) error
 	// Lock keeps other processes out until the closer is closed. It writes nothing.
 	Lock(dir string) (io.Closer, error)
@@ -66,10 +67,14 @@ func (d disk) MakeDir(dir string) error {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	parent := filepath.Dir(dir)
+	if err := d.MakeDir(parent); err != nil {
 		return err
 	}
-	return d.SyncDir(filepath.Dir(dir))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	return d.SyncDir(parent)
 }
 
 func (disk) Lock(dir string) (io.Closer, error) {

@@ -22,7 +22,7 @@ type Options struct {
 	OnFail   func(error)               // called once, on another goroutine, if the journal turns failed
 	Log      *slog.Logger              // default slog.Default()
 
-	Gather      time.Duration // longest wait for as many records as the last sync group had; default 1 ms, negative: none
+	Gather      time.Duration // longest wait for callers of the last sync group to come again; default 1 ms, negative: none
 	SegmentSize int64         // bytes at which a segment ends; default 16 MiB
 	CompactAt   int64         // bytes of segments, beyond twice the live records, that cause a compaction; default 8 MiB
 	MaxPending  int64         // bytes that may wait for the disk, else ErrBacklog; default 16 MiB
@@ -143,6 +143,7 @@ func openJournal(dir string, o Options) (*Journal, error) {
 		lock.Close()
 		return nil, err
 	}
+	j.stats.LogBytes = j.log.bytes
 	if c := rec.report; c.CutFile != "" {
 		o.Log.Warn("journal: cut off an incomplete write", "file", c.CutFile,
 			"offset", c.CutOffset, "bytes", c.CutBytes, "reason", c.CutReason)

@@ -12,12 +12,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("HA_WRITE_UNTIL_KILLED"); dir != "" {
+		writeUntilKilled(dir)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -335,11 +341,12 @@ func TestStoreWithoutRoomRefuses(t *testing.T) {
 	writing := make(chan struct{}, 100)
 	d := newFakeDisk()
 	j := mustOpen(t, "d", Options{fs: d, MaxPending: 1000, MaxBytes: 4 * (recordOverhead + 500)})
-	d.hold = func(op, name string) {
+	d.hook = func(op, name string) error {
 		if op == "write" {
 			writing <- struct{}{}
 			<-gate
 		}
+		return nil
 	}
 	value := strings.Repeat("v", 499)
 	results := make(chan error, 10)
@@ -377,13 +384,11 @@ func TestDiskErrorTurnsTheJournalFailedAndEverybodyIsTold(t *testing.T) {
 			failed := make(chan error, 2)
 			j := mustOpen(t, "d", Options{fs: d, OnFail: func(err error) { failed <- err }, Log: slog.New(slog.NewTextHandler(&out, nil))})
 			must(t, put(j, 1, "safe", "v", time.Time{}))
-			d.hold = func(o, _ string) {
+			d.hook = func(o, _ string) error {
 				if o == op {
-					d.mu.Lock()
-					d.failAt = d.calls + 1
-					d.hold = nil
-					d.mu.Unlock()
+					return errInjected
 				}
+				return nil
 			}
 			if err := put(j, 1, "lost", "v", time.Time{}); !errors.Is(err, errInjected) {
 				t.Errorf("put: %v, want the disk's error", err)
@@ -402,6 +407,49 @@ func TestDiskErrorTurnsTheJournalFailedAndEverybodyIsTold(t *testing.T) {
 			}
 			again := mustOpen(t, "d", Options{fs: d.afterPowerCut(nil)})
 			wantContent(t, again, map[string]string{"1/safe": "v"}, 1)
+		})
+	}
+}
+
+func TestSyncGroupsGatherThoseWhoWaitTogether(t *testing.T) {
+	const rounds, oneSync = 50, 2 * time.Millisecond
+	for _, tt := range []struct {
+		name    string
+		callers int
+		syncs   uint64
+		longest time.Duration
+	}{
+		{"a lone caller never waits for others", 1, rounds, rounds * oneSync},
+		// By turns they would need twice as many.
+		{"several share every sync", 4, rounds + 1, (rounds+1)*oneSync + 3*time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newFakeDisk()
+				j := mustOpen(t, "d", Options{fs: d})
+				d.hook = func(op, _ string) error {
+					if op == "sync" {
+						time.Sleep(oneSync)
+					}
+					return nil
+				}
+				begin := time.Now()
+				var all sync.WaitGroup
+				for c := range tt.callers {
+					all.Go(func() {
+						for i := range rounds {
+							if err := put(j, 1, fmt.Sprint(c), fmt.Sprint(i), time.Time{}); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				all.Wait()
+				took := time.Since(begin)
+				if st := j.Stats(); st.Syncs > tt.syncs || took > tt.longest {
+					t.Errorf("%d syncs in %v, want at most %d in %v", st.Syncs, took, tt.syncs, tt.longest)
+				}
+			})
 		})
 	}
 }

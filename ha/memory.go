@@ -19,7 +19,8 @@ type MemoryStore struct {
 }
 
 // Memory returns a Store without a disk, for tests and for running without
-// one: what is put is at once as durable as it will ever be.
+// one: what is put is at once as durable as it will ever be. Close ends its
+// goroutine.
 func Memory() *MemoryStore {
 	m := &MemoryStore{table: newTable(), done: make(chan struct{})}
 	m.wake.L = &m.mu

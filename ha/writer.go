@@ -12,14 +12,15 @@ const keptBuffer = 4 << 20
 
 // log is the writer's side of a journal: the segment it appends to.
 type log struct {
-	file      file
-	lastCount int            // records in the last group
-	first     uint64         // first seq of the segment
-	size      int64          // of the segment
-	bytes     int64          // of all segments
-	retryAt   int64          // bytes of all before which no compaction is tried
-	busy      bool           // a compaction is under way
-	finished  chan compacted // capacity 1
+	file     file
+	expected int            // records that the next group may have
+	took     time.Duration  // by the last sync
+	first    uint64         // first seq of the segment
+	size     int64          // of the segment
+	bytes    int64          // of all segments
+	retryAt  int64          // bytes of all before which no compaction is tried
+	busy     bool           // a compaction is under way
+	finished chan compacted // capacity 1
 }
 
 // open prepares the directory that was recovered for appending.
@@ -134,17 +135,18 @@ func (j *Journal) take(spare group) (g group, c *compaction, ok bool) {
 	return g, c, true
 }
 
-// gather waits a little for more records if the last group had several: those
-// whom it made wait are about to come again. Without, they come in two groups
-// by turns and each waits twice. A lone caller never waits.
+// gather waits a little for those who waited for the last group, since they
+// are about to come again, together with those who came during its sync.
+// Otherwise the two would take turns, and each wait for the other's sync. A
+// lone caller waits for nobody, and nobody longer than the last sync took,
+// since a sync more would cost no more.
 func (j *Journal) gather() {
-	if j.o.Gather < 0 || j.closed || j.pending.count >= j.lastCount {
-		j.lastCount = j.pending.count
+	if j.o.Gather < 0 || j.closed || j.pending.count >= j.expected {
 		return
 	}
-	j.goal = j.lastCount
+	j.goal = j.expected
 	j.mu.Unlock()
-	timer := time.NewTimer(j.o.Gather)
+	timer := time.NewTimer(min(j.o.Gather, j.took))
 	select {
 	case <-j.enough:
 	case <-timer.C:
@@ -156,7 +158,6 @@ func (j *Journal) gather() {
 	case <-j.enough: // it came together with the timer
 	default:
 	}
-	j.lastCount = j.pending.count
 }
 
 // commit makes a group safe.
@@ -171,18 +172,19 @@ func (j *Journal) commit(g group) error {
 	if err := j.file.Sync(); err != nil {
 		return fmt.Errorf("sync journal: %w", err)
 	}
-	took := time.Since(begin)
+	j.took = time.Since(begin)
 	j.size += int64(len(g.bytes))
 	j.log.bytes += int64(len(g.bytes))
 
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s := &j.stats
+	j.expected = g.count + j.pending.count
 	s.Durable = g.first + uint64(g.count) - 1
 	s.LogBytes = j.log.bytes
 	s.Syncs++
-	s.SyncTime += took
-	s.SlowestSync = max(s.SlowestSync, took)
+	s.SyncTime += j.took
+	s.SlowestSync = max(s.SlowestSync, j.took)
 	return nil
 }
 
