@@ -59,12 +59,12 @@ func (n *Node) config() string {
 	for _, line := range n.spec.SIP {
 		fmt.Fprintf(&b, "  %s\n", line)
 	}
-	if len(n.Workers) > 0 {
-		b.WriteString("workers:\n")
-		for _, w := range n.Workers {
-			fmt.Fprintf(&b, "  - {id: %s, kind: %s}\n", w, kinds[w[0]])
-		}
+	var workers []string
+	for _, w := range n.Workers {
+		workers = append(workers, fmt.Sprintf("{id: %s, kind: %s}", w, kinds[w[0]]))
 	}
+	// An empty list is not the same as none, which means one worker of each kind.
+	fmt.Fprintf(&b, "workers: [%s]\n", strings.Join(workers, ", "))
 	fmt.Fprintf(&b, "metrics:\n  listen: %s:%d\n", n.Address, n.spec.PortHTTP)
 	return b.String()
 }
