@@ -9,23 +9,28 @@ import (
 )
 
 var (
-	descUsers    = prometheus.NewDesc("bellwether_users", "Registered users assigned to a worker.", []string{"worker", "kind", "node"}, nil)
-	descCalls    = prometheus.NewDesc("bellwether_calls", "Calls at a worker.", []string{"worker", "kind", "node"}, nil)
-	descLoad     = prometheus.NewDesc("bellwether_worker_load", "Requests in flight plus CPU cores in use, as min-load sees it.", []string{"worker", "kind", "node"}, nil)
-	descUp       = prometheus.NewDesc("bellwether_worker_connected", "1 while the worker is connected to this node.", []string{"worker", "kind", "node"}, nil)
-	descMessages = prometheus.NewDesc("bellwether_worker_messages_total", "SIP messages that a worker received.", []string{"worker", "kind", "node"}, nil)
-	descReceived = prometheus.NewDesc("bellwether_front_received_total", "Datagrams that came to this node's SIP ports.", nil, nil)
-	descSent     = prometheus.NewDesc("bellwether_front_sent_total", "Datagrams that left this node's SIP ports.", nil, nil)
-	descRelayed  = prometheus.NewDesc("bellwether_front_relayed_total", "SIP messages that this node passed between workers.", nil, nil)
-	descDropped  = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front dropped, by cause.", []string{"cause"}, nil)
-	descReplied  = prometheus.NewDesc("bellwether_front_replied_total", "Stateless answers of this node's front, by status.", []string{"status"}, nil)
-	descFlows    = prometheus.NewDesc("bellwether_front_flows", "Flows of phones that this node's front knows.", nil, nil)
-	descLeader   = prometheus.NewDesc("bellwether_leader", "1 while this node leads the controllers.", nil, nil)
-	descQuorum   = prometheus.NewDesc("bellwether_quorum", "1 while a leader is known.", nil, nil)
-	descTerm     = prometheus.NewDesc("bellwether_raft_term", "Raft term.", nil, nil)
-	descApplied  = prometheus.NewDesc("bellwether_raft_applied_index", "Last log index in this node's copy of the state.", nil, nil)
-	descSubs     = prometheus.NewDesc("bellwether_subscribers", "Provisioned subscribers.", nil, nil)
-	descReady    = prometheus.NewDesc("bellwether_ready", "1 while SIP through this node's P-CSCF port is answered.", nil, nil)
+	descUsers     = prometheus.NewDesc("bellwether_users", "Registered users assigned to a worker.", []string{"worker", "kind", "node"}, nil)
+	descCalls     = prometheus.NewDesc("bellwether_calls", "Calls at a worker.", []string{"worker", "kind", "node"}, nil)
+	descLoad      = prometheus.NewDesc("bellwether_worker_load", "Requests in flight plus CPU cores in use, as min-load sees it.", []string{"worker", "kind", "node"}, nil)
+	descUp        = prometheus.NewDesc("bellwether_worker_connected", "1 while the worker is connected to this node.", []string{"worker", "kind", "node"}, nil)
+	descMessages  = prometheus.NewDesc("bellwether_worker_messages_total", "SIP messages that a worker received.", []string{"worker", "kind", "node"}, nil)
+	descCPU       = prometheus.NewDesc("bellwether_worker_cpu_cores", "CPU cores in use by a node's worker process.", []string{"node"}, nil)
+	descExecutors = prometheus.NewDesc("bellwether_router_executors", "Executors of a worker process's event router.", []string{"node"}, nil)
+	descQueued    = prometheus.NewDesc("bellwether_router_queued", "Events waiting in a worker process's event router.", []string{"node"}, nil)
+	descDelay     = prometheus.NewDesc("bellwether_router_delay_seconds", "How long events wait in a worker process's event router.", []string{"node"}, nil)
+	descLost      = prometheus.NewDesc("bellwether_worker_dropped_total", "SIP messages that a worker process dropped, by cause.", []string{"node", "cause"}, nil)
+	descReceived  = prometheus.NewDesc("bellwether_front_received_total", "Datagrams that came to this node's SIP ports.", nil, nil)
+	descSent      = prometheus.NewDesc("bellwether_front_sent_total", "Datagrams that left this node's SIP ports.", nil, nil)
+	descRelayed   = prometheus.NewDesc("bellwether_front_relayed_total", "SIP messages that this node passed between workers.", nil, nil)
+	descDropped   = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front dropped, by cause.", []string{"cause"}, nil)
+	descReplied   = prometheus.NewDesc("bellwether_front_replied_total", "Stateless answers of this node's front, by status.", []string{"status"}, nil)
+	descFlows     = prometheus.NewDesc("bellwether_front_flows", "Flows of phones that this node's front knows.", nil, nil)
+	descLeader    = prometheus.NewDesc("bellwether_leader", "1 while this node leads the controllers.", nil, nil)
+	descQuorum    = prometheus.NewDesc("bellwether_quorum", "1 while a leader is known.", nil, nil)
+	descTerm      = prometheus.NewDesc("bellwether_raft_term", "Raft term.", nil, nil)
+	descApplied   = prometheus.NewDesc("bellwether_raft_applied_index", "Last log index in this node's copy of the state.", nil, nil)
+	descSubs      = prometheus.NewDesc("bellwether_subscribers", "Provisioned subscribers.", nil, nil)
+	descReady     = prometheus.NewDesc("bellwether_ready", "1 while SIP through this node's P-CSCF port is answered.", nil, nil)
 )
 
 // collector reads the figures when it is asked.
@@ -51,6 +56,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLoad, l.Load, labels...)
 		gauge(descUp, number(up), labels...)
 		ch <- prometheus.MustNewConstMetric(descMessages, prometheus.CounterValue, float64(l.Messages), labels...)
+	}
+	for node, r := range c.p.workers.reports() {
+		gauge(descCPU, r.CPU, node)
+		gauge(descExecutors, float64(r.Executors), node)
+		gauge(descQueued, float64(r.Queued), node)
+		gauge(descDelay, r.Delay.Seconds(), node)
+		for why, n := range r.Dropped {
+			ch <- prometheus.MustNewConstMetric(descLost, prometheus.CounterValue, float64(n), node, why)
+		}
 	}
 	fs := c.p.front.Stats()
 	count := func(d *prometheus.Desc, n uint64, labels ...string) {

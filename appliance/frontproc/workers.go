@@ -134,7 +134,12 @@ func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
 		}
 		w.mu.Lock()
 		w.conns[c].load = m
+		node := w.conns[c].node
 		w.mu.Unlock()
+		if m.StoreError != "" {
+			w.p.alarms.raise(node, "store_failed:"+node, time.Now(), "the journal of node "+node+" failed: "+m.StoreError,
+				"registrations through its workers are refused; mend the disk or free space, then restart the node")
+		}
 		for _, g := range m.Groups {
 			w.p.front.Load(g.Group, g.Load)
 		}
@@ -259,6 +264,19 @@ func (w *workers) loads() map[uint32]workerlink.GroupLoad {
 			if _, ok := out[l.Group]; ok {
 				out[l.Group] = l
 			}
+		}
+	}
+	return out
+}
+
+// reports returns the last report of each worker process, by node.
+func (w *workers) reports() map[string]workerlink.LoadMsg {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]workerlink.LoadMsg{}
+	for _, pr := range w.conns {
+		if pr.greeted && !pr.front {
+			out[pr.node] = pr.load
 		}
 	}
 	return out

@@ -86,6 +86,12 @@ type GroupLoad struct {
 type LoadMsg struct {
 	Groups []GroupLoad `cbor:"1,keyasint"`
 	CPU    float64     `cbor:"2,keyasint"` // cores in use by the process over the last second
+
+	StoreError string            `cbor:"3,keyasint"` // why the journal failed; empty while it works
+	Dropped    map[string]uint64 `cbor:"4,keyasint"` // messages dropped by the process since its start, by cause
+	Executors  int               `cbor:"5,keyasint"` // of the event router, now
+	Queued     int               `cbor:"6,keyasint"` // events that wait in it
+	Delay      time.Duration     `cbor:"7,keyasint"` // how long they do
 }
 
 // LoadsMsg tells a worker process the load of every I-CSCF of the cluster.

@@ -56,7 +56,7 @@ type Process struct {
 	mesh    *mesh.Mesh
 	state   *copyOfState
 	router  *eventrouter.Router[event]
-	store   ha.Store
+	store   *ha.Journal
 	links   *links
 	tables  *tables
 	ctx     context.Context // ends with the process; for proposals under way
@@ -85,7 +85,10 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	}
 	p.engines.Store(&map[uint32]*engine{})
 	p.tables = newTables(p)
-	store, err := ha.OpenJournal(filepath.Join(cfg.Node.DataDir, "store"), ha.Options{Identity: o.ClusterID + "/" + cfg.Node.Name})
+	store, err := ha.OpenJournal(filepath.Join(cfg.Node.DataDir, "store"), ha.Options{
+		Identity: o.ClusterID + "/" + cfg.Node.Name, Log: o.Log,
+		Epoch: func(group uint32) uint64 { g, _ := p.State().Group(group); return g.Epoch },
+	})
 	if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}

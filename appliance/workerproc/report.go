@@ -37,6 +37,14 @@ func (p *Process) report(ctx context.Context) {
 				InFlight: int(e.inFlight.Load()), Messages: e.messages.Load(),
 			})
 		}
+		if err := p.store.Err(); err != nil {
+			m.StoreError = err.Error()
+		}
+		rs := p.router.Stats()
+		m.Executors, m.Queued, m.Delay = rs.Executors, rs.Queued, rs.QueueDelay
+		p.countMu.Lock()
+		m.Dropped = maps.Clone(p.counts)
+		p.countMu.Unlock()
 		p.links.broadcast(workerlink.Load, workerlink.Encode(m))
 	}
 }
