@@ -3,6 +3,7 @@ package acceptance
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -80,12 +81,22 @@ func complain(say func(string) (int, error), file, log string) bool {
 
 var networks atomic.Int32
 
+// loopback is the second byte of all addresses of this process. A listener
+// that is never closed keeps other runs of these tests off them.
+var loopback = sync.OnceValue(func() byte {
+	for b := byte(77); ; b++ {
+		if _, err := net.Listen("tcp4", fmt.Sprintf("127.%d.255.254:7400", b)); err == nil || b == 255 {
+			return b
+		}
+	}
+})
+
 // freshNet returns a loopback network of its own for a cluster or for phones:
 // addr(n) is its host n. Nothing else in the tests uses it.
 func freshNet() (addr func(host int) netip.Addr) {
 	n := networks.Add(1)
 	return func(host int) netip.Addr {
-		return netip.AddrFrom4([4]byte{127, 77, byte(n), byte(host)})
+		return netip.AddrFrom4([4]byte{127, loopback(), byte(n), byte(host)})
 	}
 }
 
