@@ -81,11 +81,14 @@ func complain(say func(string) (int, error), file, log string) bool {
 
 var networks atomic.Int32
 
-// loopback is the second byte of all addresses of this process. A listener
-// that is never closed keeps other runs of these tests off them.
+var loopbackClaim net.Listener // keeps other runs of these tests off the addresses of this one
+
+// loopback is the second byte of all addresses of this process.
 var loopback = sync.OnceValue(func() byte {
-	for b := byte(77); ; b++ {
-		if _, err := net.Listen("tcp4", fmt.Sprintf("127.%d.255.254:7400", b)); err == nil || b == 255 {
+	for b := byte(78); ; b++ {
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.%d.255.254:7400", b))
+		if err == nil || b == 255 {
+			loopbackClaim = l
 			return b
 		}
 	}
