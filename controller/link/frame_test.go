@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -121,6 +122,21 @@ func TestReadFrameRefuses(t *testing.T) {
 				t.Errorf("got %v, want %v", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestMemoryComesWithBytesNotWithPromises(t *testing.T) {
+	promise := append(binary.BigEndian.AppendUint32(nil, MaxCall+2), 1, frameCall)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 100 {
+		if _, _, err := readFrame(reader(promise)); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) / 100; n > 1<<20 {
+		t.Errorf("%d kB taken for a call that never came", n>>10)
 	}
 }
 
