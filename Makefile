@@ -7,7 +7,7 @@ FUZZTIME ?= 20s
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
 FOLDERS  := appliance controller cscf ha media tui
 
-.PHONY: help build demo test test-race lint fuzz deps have-go clean
+.PHONY: help build demo test test-race lint fuzz bench deps have-go clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -27,7 +27,7 @@ test-race: have-go ## run the tests of PKG (default: all) with the race detector
 lint: have-go ## check formatting and run go vet
 	@unformatted=$$(gofmt -l $(FOLDERS)) || exit 1; \
 	if [ -n "$$unformatted" ]; then echo "not formatted; run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
-	$(GO) vet ./...
+	CGO_ENABLED=1 $(GO) vet -race ./...
 
 fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 20s)
 	@set -e; grep -rl --include='*_test.go' '^func Fuzz' $(FOLDERS) | xargs -n 1 dirname | sort -u | while read -r dir; do \
@@ -36,6 +36,9 @@ fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 20s)
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir; \
 		done; \
 	done
+
+bench: have-go ## run the micro-benchmarks of PKG (default: all)
+	$(GO) test -run '^$$' -bench . -benchmem $(PKG)
 
 deps: ## install the programs that the tests run (Debian)
 	@packaging/deps.sh
