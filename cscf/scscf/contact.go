@@ -1,6 +1,7 @@
 package scscf
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,13 +83,13 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 }
 
 // lifetime reads delta-seconds; a malformed value means the default (RFC 3261
-// §10.3 step 7, §20.19).
+// §10.3 step 7, §20.19), one that is too large the largest.
 func lifetime(text string, otherwise time.Duration) time.Duration {
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
 		return otherwise
 	}
-	return time.Duration(min(n, 1<<32-1)) * time.Second
+	return time.Duration(n) * time.Second
 }
 
 // quality reads a q value as thousandths (RFC 3261 §25.1, qvalue).
