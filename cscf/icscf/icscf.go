@@ -78,16 +78,22 @@ func (c *CSCF) Stop() {}
 // Request handles a new request.
 func (c *CSCF) Request(r *transaction.Request) {
 	m := r.Message
+	if g, ok := c.core.State().Group(r.From.Group); r.From.Group != 0 {
+		switch {
+		case !ok: // newer than our copy of the state
+			r.Reply(504, "", nil)
+			return
+		case g.Kind != state.SCSCF && (g.Kind != state.PCSCF || m.Method() != "REGISTER"):
+			r.Reply(403, "", nil)
+			return
+		}
+	}
 	for option := range m.Elements(sipmsg.ProxyRequire) {
 		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
 		return
 	}
 	if m.Method() == "REGISTER" {
 		c.register(r)
-		return
-	}
-	if r.From.Group != 0 && !c.from(r.From, state.SCSCF) {
-		r.Reply(403, "", nil)
 		return
 	}
 	u, err := sipmsg.ParseURI(m.RequestURI())
@@ -133,24 +139,10 @@ func (c *CSCF) myself(u sipmsg.URI) bool {
 	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr()
 }
 
-// from reports whether a peer is an engine of one of the kinds.
-func (c *CSCF) from(p transaction.Peer, kinds ...state.Kind) bool {
-	if p.Group == 0 {
-		return false
-	}
-	g, ok := c.core.State().Group(p.Group)
-	for _, k := range kinds {
-		if ok && g.Kind == k {
-			return true
-		}
-	}
-	return false
-}
-
 // register finds the S-CSCF of a user who registers (TS 24.229 §5.3.1).
 func (c *CSCF) register(r *transaction.Request) {
 	m := r.Message
-	if !c.from(r.From, state.PCSCF) {
+	if g, ok := c.core.State().Group(r.From.Group); !ok || g.Kind != state.PCSCF {
 		r.Reply(403, "", nil)
 		return
 	}

@@ -98,7 +98,7 @@ func (t *table) register(reg registration, now time.Time, done func(error)) {
 		t.persist(last.ID, both)
 	}
 	t.arm(reg.aor, now)
-	if t.registered(reg.aor) {
+	if t.holds(reg.aor) {
 		t.c.users.Hold(reg.aor, func(_ state.GroupID, err error) { both(err) })
 	} else {
 		t.c.users.Release(reg.aor)
@@ -113,10 +113,10 @@ func (t *table) idsOf(aor string) []uint64 {
 	return nil
 }
 
-// registered reports whether an identity has a binding that is not gone.
-func (t *table) registered(aor string) bool {
+// holds reports whether an identity has a binding that is not gone.
+func (t *table) holds(aor string) bool {
 	p := t.users[aor]
-	return p != nil && slices.ContainsFunc(p.ids, func(id uint64) bool { return !t.byID[id].Gone })
+	return p != nil && p.live > 0
 }
 
 // put adds a live binding in the place of old, which may be nil.
@@ -206,7 +206,7 @@ func (t *table) expire(aor string, p *phones) {
 		return
 	}
 	p.timer = nil
-	was := t.registered(aor)
+	was := t.holds(aor)
 	for _, id := range slices.Clone(p.ids) {
 		switch b := t.byID[id]; {
 		case now.Before(b.Expires):
@@ -216,7 +216,7 @@ func (t *table) expire(aor string, p *phones) {
 			t.end(b, now)
 		}
 	}
-	if was && !t.registered(aor) {
+	if was && !t.holds(aor) {
 		t.c.users.Release(aor)
 	}
 	t.arm(aor, now)
@@ -252,7 +252,7 @@ func (c *CSCF) Load() {
 	})
 	// What ended while nobody served the group.
 	for _, aor := range ended {
-		if !t.registered(aor) {
+		if !t.holds(aor) {
 			c.users.Release(aor)
 		}
 	}

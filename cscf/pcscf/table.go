@@ -30,12 +30,14 @@ type table struct {
 	users      map[string]*phones   // by AOR
 	dialogs    map[uint64]struct{}  // bindings that had a dialog
 	gone       []uint64             // in the order in which they end
+	registered int                  // users with a live binding
 	stopped    bool
 }
 
 // phones are the bindings of one public identity, live or gone.
 type phones struct {
 	ids   []uint64
+	live  int    // bindings that are not gone
 	timer func() // stops it; nil: none runs
 	due   time.Time
 }
@@ -188,6 +190,9 @@ func (t *table) index(b *binding) {
 		t.gone = append(t.gone, b.ID)
 		return
 	}
+	if p.live++; p.live == 1 {
+		t.registered++
+	}
 	k := keyOf(b.Flow)
 	t.byFlow[k] = append(t.byFlow[k], b.ID)
 	for _, as := range b.Identities {
@@ -209,6 +214,9 @@ func (t *table) drop(b *binding) (unbind bool) {
 	if b.Gone {
 		t.gone = without(t.gone, b.ID)
 		return false
+	}
+	if p.live--; p.live == 0 {
+		t.registered--
 	}
 	for _, as := range b.Identities {
 		if ids := without(t.byIdentity[as.AOR], b.ID); len(ids) > 0 {
@@ -238,13 +246,10 @@ func without(ids []uint64, id uint64) []uint64 {
 func (t *table) figures() Figures {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	f := Figures{Bindings: len(t.byID) - len(t.gone), Overwritten: t.overwritten.Load(), Refused: t.refused.Load()}
-	for _, p := range t.users {
-		if slices.ContainsFunc(p.ids, func(id uint64) bool { return !t.byID[id].Gone }) {
-			f.Users++
-		}
+	return Figures{
+		Users: t.registered, Bindings: len(t.byID) - len(t.gone),
+		Overwritten: t.overwritten.Load(), Refused: t.refused.Load(),
 	}
-	return f
 }
 
 // Figures counts what the P-CSCF holds.

@@ -51,7 +51,10 @@ func (b *binding) called(m *sipmsg.Message) string {
 // Record-Route names; refused is the status to answer, 0 for none. Inside a
 // dialog a phone is reached even when its registration has ended.
 func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (b *binding, refused int) {
-	if g, ok := c.core.State().Group(from.Group); !ok || g.Kind != state.SCSCF {
+	switch g, ok := c.core.State().Group(from.Group); {
+	case !ok: // newer than our copy of the state
+		return nil, 504
+	case g.Kind != state.SCSCF:
 		return nil, 403
 	}
 	top, ok := m.TopRoute()

@@ -24,8 +24,9 @@ type user struct {
 	// de-registration.
 	Uses digest.Uses `cbor:"4,keyasint"`
 
-	timer func() // stops it; nil: none runs
-	due   time.Time
+	timer   func() // stops it; nil: none runs
+	due     time.Time
+	counted Figures // its part of the total
 }
 
 // registrar holds the users of the group. Contacts slices are replaced, never
@@ -36,6 +37,7 @@ type registrar struct {
 	mu         sync.RWMutex
 	users      map[string]*user // by IMPI
 	byIdentity map[string]*user // registered ones, by each public identity of their profile
+	total      Figures
 	stopped    bool
 }
 
@@ -144,6 +146,7 @@ func (g *registrar) profile(u *user, p hss.Profile) {
 
 // index makes a user's identities lead to it while it has contacts.
 func (g *registrar) index(u *user) {
+	g.count(u)
 	if len(u.Contacts) == 0 {
 		g.unindex(u)
 		return
@@ -331,23 +334,24 @@ func (g *registrar) load(r ha.Record, now time.Time) error {
 	return nil
 }
 
+// count keeps the total up to date.
+func (g *registrar) count(u *user) {
+	f := Figures{Users: min(len(u.Contacts), 1), Contacts: len(u.Contacts)}
+	for _, id := range u.Profile.Identities {
+		if slices.ContainsFunc(u.Contacts, func(a contact) bool { return a.Set == id.Set }) {
+			f.Identities++
+		}
+	}
+	g.total.Users += f.Users - u.counted.Users
+	g.total.Contacts += f.Contacts - u.counted.Contacts
+	g.total.Identities += f.Identities - u.counted.Identities
+	u.counted = f
+}
+
 func (g *registrar) figures() Figures {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	var f Figures
-	for _, u := range g.users {
-		if len(u.Contacts) == 0 {
-			continue
-		}
-		f.Users++
-		f.Contacts += len(u.Contacts)
-		for _, id := range u.Profile.Identities {
-			if slices.ContainsFunc(u.Contacts, func(a contact) bool { return a.Set == id.Set }) {
-				f.Identities++
-			}
-		}
-	}
-	return f
+	return g.total
 }
 
 // served is a user as requests are served for it.

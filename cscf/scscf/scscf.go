@@ -25,7 +25,6 @@ package scscf
 import (
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -174,25 +173,31 @@ func (c *CSCF) Figures() Figures {
 // brought it here (TS 24.229 §5.4.3).
 func (c *CSCF) Request(r *transaction.Request) {
 	m := r.Message
-	mode, ok := c.mode(m)
-	switch {
-	case r.From.Group == 0:
+	if r.From.Group == 0 {
 		if m.Method() == "OPTIONS" && c.myself(m.RequestURI()) {
 			r.Reply(200, "", nil)
-			return
+		} else {
+			r.Reply(403, "", nil)
 		}
-		r.Reply(403, "", nil)
-	case !ok:
-		r.Reply(403, "", nil)
-	case mode == token.Term && m.Method() == "REGISTER" && c.from(r.From, state.ICSCF):
+		return
+	}
+	from, ok := c.core.State().Group(r.From.Group)
+	if !ok { // newer than our copy of the state
+		r.Reply(504, "", nil)
+		return
+	}
+	mode := c.mode(m)
+	registers := m.Method() == "REGISTER"
+	switch {
+	case registers && mode == token.Term && from.Kind == state.ICSCF:
 		c.register(r)
-	case m.Method() == "REGISTER":
+	case registers:
 		r.Reply(403, "", nil)
-	case mode == token.Orig && c.from(r.From, state.PCSCF):
+	case mode == token.Orig && from.Kind == state.PCSCF:
 		c.originating(r)
-	case mode == token.Term && c.from(r.From, state.ICSCF):
+	case mode == token.Term && from.Kind == state.ICSCF:
 		c.terminating(r)
-	case mode == token.Dialog && m.ToTag() != "" && c.from(r.From, state.PCSCF, state.SCSCF):
+	case mode == token.Dialog && m.ToTag() != "" && from.Kind != state.ICSCF:
 		c.inDialog(r)
 	default:
 		r.Reply(403, "", nil)
@@ -202,7 +207,8 @@ func (c *CSCF) Request(r *transaction.Request) {
 // Ack relays the ACK of a 2xx along its route set; nobody answers one that has
 // no way.
 func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
-	if mode, ok := c.mode(m); !ok || mode != token.Dialog || !c.from(from, state.PCSCF, state.SCSCF) {
+	sender, ok := c.core.State().Group(from.Group)
+	if mode := c.mode(m); !ok || sender.Kind == state.ICSCF || mode != token.Dialog {
 		return
 	}
 	m.Pop(sipmsg.Route)
@@ -243,16 +249,13 @@ func (c *CSCF) token(m *sipmsg.Message) (token.Token, bool) {
 	return c.cfg.Sealer.Open(u.User)
 }
 
-// mode is that of the top Route, if it is ours.
-func (c *CSCF) mode(m *sipmsg.Message) (token.Mode, bool) {
+// mode is that of the top Route, 0 if it is not ours.
+func (c *CSCF) mode(m *sipmsg.Message) token.Mode {
 	t, ok := c.token(m)
-	return t.Mode, ok && t.Group == c.cfg.Group && t.Mode != token.Binding && t.Mode != token.Via
-}
-
-// from reports whether a peer is an engine of one of the kinds.
-func (c *CSCF) from(p transaction.Peer, kinds ...state.Kind) bool {
-	g, ok := c.core.State().Group(p.Group)
-	return ok && slices.Contains(kinds, g.Kind)
+	if !ok || t.Group != c.cfg.Group {
+		return 0
+	}
+	return t.Mode
 }
 
 // myself reports whether a URI names the S entry.
