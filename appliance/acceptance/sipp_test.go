@@ -226,7 +226,7 @@ func subscribeMD5(t testing.TB, c *localcluster.Cluster, prefix string, n int) [
 }
 
 func TestSippRegistersAThousandUsersWhoCallEachOther(t *testing.T) {
-	t.Parallel()
+	// Alone on the machine: the other tests run when it has ended.
 	const desks, each = 8, 125
 	c := start(t, usual, nil)
 	users := subscribeMD5(t, c, "thousand", desks*each)
