@@ -1,6 +1,8 @@
 package cscftest_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -739,5 +741,75 @@ func TestIdentity(t *testing.T) {
 		stranger.Call("OPTIONS", "sip:127.0.0.1")
 		stranger.Expect(200, "OPTIONS")
 		bob.Silent()
+	})
+}
+
+// Phones register and de-register without waiting for one another, each one for
+// its own answers only (RFC 3261 §10.2). Whatever came of it, the P-CSCFs, the
+// S-CSCFs and the cluster state must agree.
+func TestChurn(t *testing.T) {
+	run(t, "everybody agrees in the end", func(t *testing.T, c *ims) {
+		random := rand.New(rand.NewPCG(1, 2))
+		var phones []*Phone
+		for u := range 12 {
+			impi := fmt.Sprintf("user%d", u)
+			c.Subscriber(impi, "sip:"+impi+"@ims.test", "tel:+4930"+fmt.Sprint(1000+u))
+			for i, node := range []string{"a", "b"} {
+				p := c.NewPhone(node, fmt.Sprintf("192.0.2.%d:506%d", 100+u, i), impi, "sip:"+impi+"@ims.test")
+				registered(p)
+				p.Post(p.RegisterRequest())
+				phones = append(phones, p)
+			}
+		}
+		for round := range 40 {
+			for range 20 {
+				p := phones[random.IntN(len(phones))]
+				if !p.Answered() {
+					continue
+				}
+				if random.IntN(2) == 0 {
+					p.Post(p.RegisterRequest("Expires: 0"))
+				} else {
+					p.Post(p.RegisterRequest("Expires: 100"))
+				}
+			}
+			if round%10 == 9 {
+				c.Sleep(time.Duration(random.IntN(150)) * time.Second)
+			}
+		}
+		c.Settle()
+		users := [2]int{}
+		for _, p := range phones {
+			p.Drain()
+			at := 0
+			for i := range 2 {
+				b := c.p[i].Bindings(p.AOR)
+				r, known := c.s[i].Registration(p.AOR)
+				g, assigned := c.State().Assignment(state.SCSCF, p.IMPI)
+				if known != (assigned && g == groups[state.SCSCF][i]) {
+					t.Errorf("%s: at S-CSCF %d registered %t, assigned %t to %d", p.AOR, i, known, assigned, g)
+				}
+				g, assigned = c.State().Assignment(state.PCSCF, p.AOR)
+				if assigned && g == groups[state.PCSCF][i] && len(b) == 0 {
+					t.Errorf("%s: at P-CSCF %d %d bindings, assigned %t to %d", p.AOR, i, len(b), assigned, g)
+				}
+				at += len(b) - len(r.Contacts)
+				users[i] += len(b)
+			}
+			if at != 0 {
+				t.Errorf("%s: P- and S-CSCF differ by %d contacts", p.AOR, at)
+			}
+		}
+		for i := range 2 {
+			if n := c.p[i].Figures().Bindings; 2*n != users[i] {
+				t.Errorf("P-CSCF %d counts %d bindings, has %d", i, n, users[i]/2)
+			}
+		}
+		c.Sleep(10 * time.Minute)
+		for _, k := range []state.Kind{state.PCSCF, state.SCSCF} {
+			for user := range c.State().Assignments(k) {
+				t.Errorf("%s: %s is still assigned", k, user)
+			}
+		}
 	})
 }

@@ -41,14 +41,15 @@ type Cluster struct {
 	engines  map[state.GroupID]*Engine
 	phones   map[netip.AddrPort]*Phone
 	flows    map[sipmsg.Flow]bound
-	propose  error         // what every proposal fails with
-	gate     chan struct{} // proposals wait for it to be closed
+	reserved map[string]bound // by kind and user
+	propose  error            // what every proposal fails with
+	gate     chan struct{}    // proposals wait for it to be closed
 	unrouted map[state.GroupID]bool
 	drop     func(to transaction.Peer, m *sipmsg.Message) bool
 	conn     uint64
 }
 
-// bound is what a front knows of a flow.
+// bound is a group until a time: that of a flow at a front, or a reservation.
 type bound struct {
 	group state.GroupID
 	until time.Time
@@ -63,7 +64,7 @@ func New(t testing.TB) *Cluster {
 	}
 	c := &Cluster{
 		t: t, Sealer: sealer, Store: ha.Memory(), state: state.New(), engines: make(map[state.GroupID]*Engine),
-		phones: make(map[netip.AddrPort]*Phone), flows: make(map[sipmsg.Flow]bound), unrouted: make(map[state.GroupID]bool),
+		phones: make(map[netip.AddrPort]*Phone), flows: make(map[sipmsg.Flow]bound), reserved: make(map[string]bound), unrouted: make(map[state.GroupID]bool),
 	}
 	t.Cleanup(c.close)
 	c.Apply(state.Command{Init: &state.Init{ClusterID: "test", Name: "test", Secret: Secret}})

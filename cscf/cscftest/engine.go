@@ -230,20 +230,33 @@ func (e *Engine) Propose(cmd state.Command, done func(state.Result, error)) {
 	}()
 }
 
-// Reserve chooses by min-user and holds nothing.
+// Reserve chooses by min-user and holds the place for 40 s, but does not count
+// it.
 func (e *Engine) Reserve(kind state.Kind, user string, done func(state.GroupID, error)) {
 	go func() {
-		s := e.c.State()
-		g, ok := s.Assignment(kind, user)
-		if !ok {
-			g, ok = s.MinUser(kind, nil)
-		}
-		if !ok {
+		if g, ok := e.c.reserve(kind, user); ok {
+			done(g, nil)
+		} else {
 			done(0, &state.Error{Code: state.NoWorker})
-			return
 		}
-		done(g, nil)
 	}()
+}
+
+func (c *Cluster) reserve(kind state.Kind, user string) (state.GroupID, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g, ok := c.state.Assignment(kind, user); ok {
+		return g, true
+	}
+	key := string(kind) + " " + user
+	if r := c.reserved[key]; time.Now().Before(r.until) {
+		return r.group, true
+	}
+	g, ok := c.state.MinUser(kind, nil)
+	if ok {
+		c.reserved[key] = bound{g, time.Now().Add(40 * time.Second)}
+	}
+	return g, ok
 }
 
 // Route goes by the message's token, else to the first group of the kind.

@@ -96,6 +96,26 @@ func (p *Phone) Expect(status int, method string) *sipmsg.Message {
 	return m
 }
 
+// Answered reports whether the last request that the phone made has its final
+// response.
+func (p *Phone) Answered() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.inbox {
+		if n, _ := m.CSeq(); m.Status() >= 200 && int(n) == p.cseq {
+			return true
+		}
+	}
+	return false
+}
+
+// Drain forgets what the phone received.
+func (p *Phone) Drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inbox = nil
+}
+
 // Silent fails the test if the phone received anything but 100.
 func (p *Phone) Silent() {
 	p.c.t.Helper()
@@ -140,8 +160,16 @@ func (p *Phone) Request(method, uri string, headers ...string) *sipmsg.Message {
 	return m
 }
 
-// Send gives a message to the cluster, as a front would.
+// Send gives a message to the cluster, as a front would, and lets it take its
+// effect.
 func (p *Phone) Send(m *sipmsg.Message) {
+	p.c.t.Helper()
+	p.Post(m)
+	p.c.Settle()
+}
+
+// Post is Send without waiting for anything.
+func (p *Phone) Post(m *sipmsg.Message) {
 	p.c.t.Helper()
 	raw := slices.Clone(m.Bytes())
 	parsed, err := sipmsg.Parse(raw)
@@ -151,7 +179,6 @@ func (p *Phone) Send(m *sipmsg.Message) {
 	if e := p.c.front(p.Flow, parsed); e != nil {
 		e.Deliver(transaction.Peer{Flow: p.Flow}, parsed)
 	}
-	p.c.Settle()
 }
 
 // front finds the engine for what comes from the wire.

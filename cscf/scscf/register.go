@@ -194,8 +194,8 @@ func (c *CSCF) bind(r *transaction.Request, p hss.Profile, set int, list []wish,
 			}
 			return c.merge(old, list, all, from, now)
 		},
-		func(contacts []contact, err error) {
-			post(func() { c.answer(r, p, set, contacts, err) })
+		func(err error) {
+			post(func() { c.answer(r, p, set, err) })
 		})
 	if no != nil {
 		r.Reply(no.status, no.reason, func(resp *sipmsg.Message) {
@@ -207,7 +207,9 @@ func (c *CSCF) bind(r *transaction.Request, p hss.Profile, set int, list []wish,
 }
 
 // answer is the 200 to a REGISTER whose outcome is durable, or why it is not.
-func (c *CSCF) answer(r *transaction.Request, p hss.Profile, set int, contacts []contact, err error) {
+// It tells what is registered now: another REGISTER may have been answered
+// meanwhile, and the P-CSCF goes by the last 200 that it sees.
+func (c *CSCF) answer(r *transaction.Request, p hss.Profile, set int, err error) {
 	switch {
 	case errors.Is(err, errElsewhere):
 		c.users.drop(p.IMPI)
@@ -224,14 +226,11 @@ func (c *CSCF) answer(r *transaction.Request, p hss.Profile, set int, contacts [
 		for v := range m.Values(sipmsg.Path) {
 			resp.Add(sipmsg.Path, v)
 		}
-		registered := false
+		contacts := c.users.bound(p.IMPI, set, now)
 		for i := range contacts {
-			if contacts[i].Set == set && now.Before(contacts[i].Expires) {
-				resp.Add(sipmsg.Contact, contacts[i].header(now))
-				registered = true
-			}
+			resp.Add(sipmsg.Contact, contacts[i].header(now))
 		}
-		if registered {
+		if len(contacts) > 0 {
 			resp.Add(sipmsg.ServiceRoute, c.orig)
 			if ids := p.Associated(set); len(ids) > 0 {
 				resp.Add(sipmsg.PAssociatedURI, "<"+strings.Join(ids, ">, <")+">")

@@ -85,7 +85,7 @@ func (g *registrar) check(cred digest.Credentials, method, impi, ha1 string, now
 // in the order in which they happened; neither blocks or calls back into the
 // registrar. done hears when all of it is durable and the user is assigned; it
 // is not called if change refuses.
-func (g *registrar) update(p hss.Profile, now time.Time, change func(old []contact) ([]contact, *refusal), done func([]contact, error)) *refusal {
+func (g *registrar) update(p hss.Profile, now time.Time, change func(old []contact) ([]contact, *refusal), done func(error)) *refusal {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	u := g.user(p.IMPI)
@@ -100,7 +100,7 @@ func (g *registrar) update(p hss.Profile, now time.Time, change func(old []conta
 	g.index(u)
 	g.arm(u, now)
 
-	both := outcome(func(err error) { done(next, err) })
+	both := outcome(done)
 	g.persist(u, both)
 	if len(next) == 0 {
 		g.c.assigned.Release(u.IMPI)
@@ -245,6 +245,21 @@ func (g *registrar) drop(impi string) {
 	g.c.assigned.Release(impi)
 	g.persist(u, nil)
 	g.arm(u, time.Now())
+}
+
+// bound returns the contacts of an implicit registration set of a user.
+func (g *registrar) bound(impi string, set int, now time.Time) []contact {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	var out []contact
+	if u := g.users[impi]; u != nil {
+		for _, a := range u.Contacts {
+			if a.Set == set && now.Before(a.Expires) {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
 }
 
 // registered reports whether the group serves the identity.
