@@ -187,6 +187,25 @@ func TestAssignment(t *testing.T) {
 			t.Fatalf("errs %v, assigned %d", errs, c.assigned("u"))
 		}
 	})
+	run("a user whom another group let go is taken", func(t *testing.T, c *cluster, table *Table) {
+		c.apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "u", Hint: 1}})
+		table.Hold("u", note)
+		c.apply(state.Command{Unassign: &state.Unassign{Kind: state.SCSCF, User: "u", Group: 1}})
+		table.Hold("u", note)
+		c.settle(nil)
+		if !slices.Equal(got, []state.GroupID{1, group}) {
+			t.Fatalf("groups %v", got)
+		}
+	})
+	run("what the state refuses to end is not asked for again", func(t *testing.T, c *cluster, table *Table) {
+		table.Hold("u", note)
+		c.settle(errors.New("timeout"))
+		table.Release("u")
+		c.settle(&state.Error{Code: state.Invalid})
+		if len(table.users) != 0 {
+			t.Fatal("the user is still in the table")
+		}
+	})
 	run("an assign of unknown outcome is undone", func(t *testing.T, c *cluster, table *Table) {
 		table.Hold("u", note)
 		c.apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "u", Hint: group}})

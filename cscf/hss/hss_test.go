@@ -3,9 +3,12 @@ package hss
 import (
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
 )
 
 func embedded(t *testing.T, cmds ...state.Command) *Embedded {
@@ -146,4 +149,36 @@ func TestAwait(t *testing.T) {
 			t.Fatalf("got %v", got)
 		}
 	})
+}
+
+func TestIdentities(t *testing.T) {
+	for uri, want := range map[string][]string{
+		"sip:alice@IMS.test:5070;x=y":            {"sip:alice@ims.test"},
+		"sips:%61lice@ims.test":                  {"sip:alice@ims.test"},
+		"tel:+49-30-111":                         {"tel:+4930111"},
+		"tel:111;phone-context=ims.test":         {"tel:111;phone-context=ims.test"},
+		"sip:+49-30-111@ims.test;user=phone":     {"sip:+49-30-111@ims.test", "tel:+4930111"},
+		"sip:+4930111;isub=1@ims.test":           {"sip:+4930111;isub=1@ims.test", "tel:+4930111"},
+		"sip:+alice@ims.test":                    {"sip:+alice@ims.test"},
+		"sip:111@ims.test;user=phone":            {"sip:111@ims.test"},
+		"sip:ims.test":                           nil,
+		"urn:service:sos":                        nil,
+		"sip:" + strings.Repeat("a", 600) + "@x": nil,
+	} {
+		u, err := sipmsg.ParseURI(uri)
+		if err != nil {
+			t.Fatalf("%s: %v", uri, err)
+		}
+		if got := Identities(u); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", uri, got, want)
+		}
+	}
+	if id, ok := Identity("tel:+49-30-111"); !ok || id != "tel:+4930111" {
+		t.Errorf("identity %q, %t", id, ok)
+	}
+	for _, uri := range []string{"", "sip:ims.test", "nonsense"} {
+		if id, ok := Identity(uri); ok {
+			t.Errorf("%q names %q", uri, id)
+		}
+	}
 }
