@@ -31,6 +31,10 @@ const (
 	maxPath          = 8 // entries
 )
 
+// maxWishes bounds the contacts of one REGISTER: comparing them costs their
+// square.
+func (c *CSCF) maxWishes() int { return max(32, 2*c.cfg.MaxContacts) }
+
 // wish is what a REGISTER asks for one contact.
 type wish struct {
 	contact
@@ -74,7 +78,9 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 				return nil, false, refuse(400, "Malformed q")
 			}
 		}
-		list = append(list, w)
+		if list = append(list, w); len(list) > c.maxWishes() {
+			return nil, false, refuse(403, "Too Many Contacts")
+		}
 	}
 	if all && (len(list) > 0 || header != 0) {
 		return nil, false, refuse(400, "Contact * Not Alone or Without Expires 0")

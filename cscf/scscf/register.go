@@ -83,6 +83,7 @@ func (c *CSCF) authenticated(r *transaction.Request, creds []digest.Credentials,
 		return false
 	}
 	now := time.Now()
+	known = known && len(a.HA1) > 0 // a user without a secret is as good as none
 	has := func(alg digest.Algorithm) bool { return !known || a.HA1[string(alg)] != "" }
 	challenge := func(stale bool) {
 		r.Reply(401, "", func(resp *sipmsg.Message) {

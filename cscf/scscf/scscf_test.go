@@ -215,6 +215,18 @@ func TestAuthentication(t *testing.T) {
 			}
 		}
 	})
+	run(t, "a user without a secret is challenged like an unknown one", func(t *testing.T, b *bench) {
+		b.Apply(state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{
+			{IMPI: "eve", Identities: []state.Identity{{URI: "sip:eve@ims.test"}}},
+		}}})
+		for range 2 {
+			resp := b.ask(b.i, b.registerRequest("eve", "sip:eve@ims.test", "Contact: <sip:a@192.0.2.1>"))
+			if n := len(slices.Collect(resp.Values(sipmsg.WWWAuthenticate))); resp.Status() != 401 || n != 2 {
+				t.Errorf("%d with %d challenges", resp.Status(), n)
+			}
+			b.challenged(resp)
+		}
+	})
 	run(t, "the right credentials count among foreign ones", func(t *testing.T, b *bench) {
 		b.challenged(b.ask(b.i, b.registerRequest("alice", alice)))
 		m := b.registerRequest("alice", alice, "Contact: <sip:a@192.0.2.1>")
@@ -335,6 +347,7 @@ func TestContacts(t *testing.T) {
 			is(403)("a fourth", "Expires: 60", "Contact: <sip:4@x>"),
 			is(200, "<sip:2@x>;expires=60", "<sip:3@x>;expires=60", "<sip:4@x>;expires=60")("for another",
 				"Expires: 60", "Contact: <sip:1@x>;expires=0, <sip:4@x>"),
+			is(403)("more than anybody has, even to be removed", "Expires: 0", "Contact: <sip:9@x>"+strings.Repeat(", <sip:9@x>", 32)),
 		}},
 	} {
 		run(t, c.name, func(t *testing.T, b *bench) {
