@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,9 @@ var (
 
 	logsMu sync.Mutex
 	logs   []string // of every node that ran
+
+	secretsMu sync.Mutex
+	secrets   = map[string]bool{} // HA1 of every subscriber
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -70,15 +74,29 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// complain reports a data race or a panic in a node's log.
+var digits = regexp.MustCompile(`[0-9a-f]{32,}`)
+
+// complain reports a data race, a panic or a secret in a node's log or in what
+// a command printed.
 func complain(say func(string) (int, error), file, log string) bool {
-	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
-		if i := strings.Index(log, bad); i >= 0 {
-			_, _ = say(fmt.Sprintf("%s in %s:\n%.4000s\n", bad, file, log[max(0, i-200):]))
-			return true
+	at, bad := -1, ""
+	for _, bad = range []string{"DATA RACE", "panic:", "fatal error:", password} {
+		if at = strings.Index(log, bad); at >= 0 {
+			break
 		}
 	}
-	return false
+	secretsMu.Lock()
+	defer secretsMu.Unlock()
+	for _, i := range digits.FindAllStringIndex(log, -1) {
+		if at < 0 && secrets[log[i[0]:i[1]]] {
+			at, bad = i[0], "HA1 of a subscriber"
+		}
+	}
+	if at < 0 {
+		return false
+	}
+	_, _ = say(fmt.Sprintf("%s in %s:\n%.4000s\n", bad, file, log[max(0, at-200):]))
+	return true
 }
 
 var networks atomic.Int32
@@ -209,13 +227,16 @@ func subscribe(t testing.TB, c *localcluster.Cluster, prefix string, n int) []st
 
 func subscriber(user string, more ...api.Identity) api.NewSubscriber {
 	impi := user + "@" + domain
+	ha1 := api.Credentials{
+		MD5:    digest.HA1(digest.MD5, impi, domain, password),
+		SHA256: digest.HA1(digest.SHA256, impi, domain, password),
+	}
+	secretsMu.Lock()
+	secrets[ha1.MD5], secrets[ha1.SHA256] = true, true
+	secretsMu.Unlock()
 	return api.NewSubscriber{
-		IMPI: impi, Realm: domain,
+		IMPI: impi, Realm: domain, HA1: ha1,
 		Identities: append([]api.Identity{{URI: "sip:" + impi}}, more...),
-		HA1: api.Credentials{
-			MD5:    digest.HA1(digest.MD5, impi, domain, password),
-			SHA256: digest.HA1(digest.SHA256, impi, domain, password),
-		},
 	}
 }
 

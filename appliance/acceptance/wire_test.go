@@ -13,6 +13,7 @@ import (
 
 	"github.com/icholy/digest"
 
+	"bellwether/appliance/localcluster"
 	"bellwether/cscf/sipmsg"
 )
 
@@ -149,4 +150,13 @@ func (w *wire) register(t testing.TB, user string) (serviceRoute string) {
 		t.Fatalf("no Service-Route in the 200 for %s", user)
 	}
 	return serviceRoute
+}
+
+// ping proves that a P-CSCF entry answers.
+func ping(t testing.TB, local netip.Addr, n *localcluster.Node) {
+	t.Helper()
+	w := newWire(t, local, n.P())
+	if m := w.final(t, text(w.request("OPTIONS", "sip:"+n.P().String(), "ping"), "")); m.status != 200 {
+		t.Errorf("OPTIONS to node %s: %d", n.Name, m.status)
+	}
 }
