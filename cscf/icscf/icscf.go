@@ -14,7 +14,8 @@
 //   - Only requests for users of the home domain go on; this is no open relay.
 //
 // Failure modes: an HSS that cannot be asked, and a cluster that has no S-CSCF
-// to give, are answered 504, never 403: the user is not at fault.
+// to give, are answered 504, never 403: the user is not at fault. An S-CSCF
+// that nobody serves is waited for (package nexthop).
 package icscf
 
 import (

@@ -15,16 +15,15 @@ import (
 // fromPhone handles a request of a phone other than REGISTER (TS 24.229
 // §5.2.6.3, §5.2.7.2).
 func (c *CSCF) fromPhone(r *transaction.Request) {
-	if r.Message.ToTag() != "" {
-		m := r.Message.Clone()
-		if !c.dialogFromPhone(m, r.From) {
+	m := r.Message.Clone()
+	if m.ToTag() != "" {
+		if c.dialogFromPhone(m, r.From) {
+			c.forwardFromPhone(r, m)
+		} else {
 			c.refuse(r)
-			return
 		}
-		c.forwardFromPhone(r, m)
 		return
 	}
-	m := r.Message.Clone()
 	b, as := c.table.sender(r.From.Flow, claimed(m), time.Now())
 	if b == nil {
 		c.refuse(r)

@@ -4,7 +4,8 @@
 //
 // It does not authenticate (the S-CSCF does), does not choose where a phone
 // belongs (the front and the cluster state do), opens no socket and keeps no
-// dialogs: a dialog's requests find their way by the tokens in its route set.
+// dialogs: a dialog's requests find their way by the tokens in its route set,
+// and whether the dialog exists is for the phones to say.
 //
 // Invariants:
 //   - Nothing that a phone claims about its identity, its charging or its way
@@ -18,8 +19,9 @@
 //     so a phone that reconnects and registers again keeps the id that its
 //     dialogs carry, and is reached over its current flow.
 //
-// Failure modes: an I- or S-CSCF that cannot be reached is answered 504, with
-// the restoration body of TS 24.229 §7.6 where a registration would help. A
+// Failure modes: an I- or S-CSCF that nobody serves is waited for (package
+// nexthop) and then answered 504, with the restoration body of TS 24.229 §7.6
+// where a registration would help. A
 // binding that could not be stored is answered 500; it stays in memory, as the
 // S-CSCF has it too, and ends by itself. Records that cannot be read are
 // skipped and logged.

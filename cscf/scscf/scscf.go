@@ -16,8 +16,9 @@
 //   - Requests come from engines of the cluster only, each mode of our Route
 //     from the kind that may use it; what arrives from the wire is refused.
 //
-// Failure modes: an HSS or a cluster state that cannot be asked is answered
-// 504, a registration that could not be stored 500. A user who is assigned to
+// Failure modes: an HSS that cannot be asked, and a next hop that nobody serves
+// even after a while (package nexthop), are answered 504, phones that cannot be
+// reached 480, a registration that could not be stored 500. A user who is assigned to
 // another group is not served. Records that cannot be read are skipped and
 // logged. Beyond the limits of Config calls are carried but not listed.
 package scscf
