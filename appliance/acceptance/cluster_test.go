@@ -155,7 +155,8 @@ func start(t testing.TB, w workersOf, change func(*localcluster.Spec)) *localclu
 	return c
 }
 
-func launch(dir string, w workersOf, change func(*localcluster.Spec)) (*localcluster.Cluster, error) {
+// specOf describes a cluster on addresses of its own.
+func specOf(dir string, w workersOf) localcluster.Spec {
 	addr := freshNet()
 	spec := localcluster.Spec{
 		Dir: dir, Binary: binary, Domain: domain,
@@ -166,6 +167,11 @@ func launch(dir string, w workersOf, change func(*localcluster.Spec)) (*localclu
 		name := fmt.Sprintf("n%d", i+1)
 		spec.Nodes = append(spec.Nodes, localcluster.NodeSpec{Name: name, Address: addr(i + 1), Workers: w[name]})
 	}
+	return spec
+}
+
+func launch(dir string, w workersOf, change func(*localcluster.Spec)) (*localcluster.Cluster, error) {
+	spec := specOf(dir, w)
 	if change != nil {
 		change(&spec)
 	}
