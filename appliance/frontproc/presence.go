@@ -15,12 +15,12 @@ import (
 
 const redial = 250 * time.Millisecond
 
-// silent ignores what another node's front says.
-type silent struct{}
+// mute ignores what another node's front says.
+type mute struct{}
 
-func (silent) SIP(*link.Conn, *link.SIP)         {}
-func (silent) Notify(*link.Conn, string, []byte) {}
-func (silent) Call(*link.Conn, string, []byte) ([]byte, error) {
+func (mute) SIP(*link.Conn, *link.SIP)         {}
+func (mute) Notify(*link.Conn, string, []byte) {}
+func (mute) Call(*link.Conn, string, []byte) ([]byte, error) {
 	return nil, errors.New("nothing is served here")
 }
 
@@ -50,7 +50,7 @@ func (p *Process) showTo(ctx context.Context, m *mesh.Mesh, addr, node string) {
 	if err != nil {
 		return // the raft transport says more about it
 	}
-	c := link.New(nc, silent{}, link.Options{})
+	c := link.New(nc, mute{}, link.Options{})
 	stop := context.AfterFunc(ctx, c.Close)
 	defer stop()
 	hello := workerlink.HelloMsg{Node: p.cfg.Node.Name, Version: p.version, PID: os.Getpid(), Front: true}

@@ -14,7 +14,6 @@ package frontproc
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,6 +32,7 @@ import (
 	"bellwether/appliance/workerlink"
 	"bellwether/appliance/workerproc"
 	"bellwether/controller/admin"
+	"bellwether/controller/api"
 	"bellwether/controller/consensus"
 	"bellwether/controller/front"
 	"bellwether/controller/link"
@@ -40,8 +40,11 @@ import (
 	"bellwether/controller/state"
 )
 
-// handOver is how long a stopping leader tries to hand the lead over.
-const handOver = time.Second
+const (
+	handOver        = time.Second // how long a stopping leader tries to hand the lead over
+	introduceWithin = 5 * time.Second
+	introduceAgain  = time.Second
+)
 
 // Options are what the node gives beside its configuration.
 type Options struct {
@@ -65,51 +68,48 @@ type Process struct {
 	reload  func() (applied, pending []config.Change, err error)
 }
 
-// Run serves until ctx ends. It returns an error only when it cannot start.
+// Run serves until ctx ends. It returns an error only when it cannot start, or
+// not close the log.
 func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Options) (err error) {
 	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload}
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-
 	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
 	if err != nil {
 		return fmt.Errorf("open the cluster port: %w", err)
 	}
 	defer m.Close()
 	remote := m.Handle(workerproc.ALPN) // at once: workers dial while the controller starts
-	secret := make([]byte, 32)
-	rand.Read(secret)
 	members := make([]consensus.Member, 0, len(cfg.Cluster.Controllers))
 	for _, c := range cfg.Cluster.Controllers {
 		members = append(members, consensus.Member{Name: c.Name, Addr: c.Address.String()})
 	}
 	p.ctl, err = consensus.Start(ctx, consensus.Config{
 		Node: cfg.Node.Name, ClusterID: id.ClusterID, DataDir: filepath.Join(cfg.Node.DataDir, "raft"), Members: members, Mesh: m,
-		Init: &state.Init{ClusterID: id.ClusterID, Name: id.ClusterName, Secret: secret}, Log: o.Log,
+		Init: &state.Init{ClusterID: id.ClusterID, Name: id.ClusterName}, Log: o.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("start the controller: %w", err)
 	}
 	defer func() { err = errors.Join(err, p.ctl.Close()) }()
-
 	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Log: o.Log}, p.ctl)
 	if err != nil {
 		return fmt.Errorf("open the SIP ports: %w", err)
 	}
 	defer p.front.Close()
 	p.workers = &workers{p: p, conns: map[*link.Conn]*peer{}}
-	wg.Go(func() { p.workers.spread(ctx) })
+	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
 
+	// Everything that uses the above ends before it is closed.
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	local, err := admin.ListenPrivate(filepath.Join(cfg.Node.RunDir, workerproc.SocketName))
 	if err != nil {
 		return err
 	}
 	wg.Go(func() { p.workers.accept(ctx, local, cfg.Node.Name) })
 	wg.Go(func() { p.workers.accept(ctx, remote, "") })
-
-	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
+	wg.Go(func() { p.workers.tick(ctx) })
 	wg.Go(func() { p.ready.run(ctx) })
 	adm, err := admin.Listen(cfg.AdminSocket())
 	if err != nil {
@@ -160,37 +160,45 @@ func (p *Process) serve(ctx context.Context, wg *sync.WaitGroup, l net.Listener,
 	})
 }
 
-// introduce makes the state know this node.
+// introduce makes the state know this node. It proposes at most once a second,
+// and ends once the state has the node as it is.
 func (p *Process) introduce(ctx context.Context) {
 	want := workerproc.NodeOf(p.cfg, p.version)
+	said := ""
 	for ctx.Err() == nil {
 		if have, ok := p.ctl.State().Node(want.Name); ok && have == want {
-			break
+			return
 		}
-		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		pctx, cancel := context.WithTimeout(ctx, introduceWithin)
 		_, err := p.ctl.Propose(pctx, state.Command{PutNode: &want})
 		cancel()
-		if err != nil && ctx.Err() == nil {
+		if err == nil {
+			return
+		}
+		if err.Error() != said && ctx.Err() == nil {
+			said = err.Error()
 			p.log.Warn("introduce this node to the cluster", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(introduceAgain):
 		}
 	}
 }
 
-// live reports whether the process works at all.
+// live answers if the process works at all: a lock that is never released, or
+// a controller that hangs, keeps it from answering.
 func (p *Process) live() error {
-	if p.ctl.State() == nil {
-		return errors.New("no cluster state")
-	}
+	p.workers.nodes()
+	p.ctl.Status()
 	return nil
 }
 
 // childExit records what the supervisor saw.
 func (p *Process) childExit(m workerlink.ChildExitMsg) {
-	p.alarms.raise(p.cfg.Node.Name, "child_crashed:"+m.Child, m.At,
-		fmt.Sprintf("%s process ended (%s), restart %d", m.Child, m.Reason, m.Restarts),
-		"read the log of this node from that time; it was restarted by itself")
+	p.alarms.raise(api.Alarm{
+		Code: "child_crashed:" + m.Child, Severity: "warning", Node: p.cfg.Node.Name,
+		Text:     fmt.Sprintf("%s process ended (%s) at %s, restart %d", m.Child, m.Reason, m.At.UTC().Format(time.DateTime), m.Restarts),
+		WhatToDo: "read the log of this node from that time; it was restarted by itself",
+	}, time.Now())
 }

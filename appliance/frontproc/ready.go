@@ -13,6 +13,7 @@ import (
 
 const (
 	probeEvery  = time.Second
+	probeAgain  = probeEvery / 4
 	probeWithin = 900 * time.Millisecond
 	probeFresh  = 3 * time.Second // an answer older than this does not count
 )
@@ -27,12 +28,9 @@ type prober struct {
 	why  error     // of the last failure
 }
 
-// run probes until ctx ends.
+// run probes until ctx ends: each second while answers come, else more often.
 func (p *prober) run(ctx context.Context) {
-	tick := time.NewTicker(probeEvery / 4)
-	defer tick.Stop()
 	for n := 1; ctx.Err() == nil; n++ {
-		began := time.Now()
 		err := p.probe(ctx, n)
 		p.mu.Lock()
 		p.why = err
@@ -40,14 +38,13 @@ func (p *prober) run(ctx context.Context) {
 			p.last = time.Now()
 		}
 		p.mu.Unlock()
-		if err == nil {
-			tick.Reset(probeEvery)
-		} else {
-			tick.Reset(max(probeEvery/4, probeEvery/4-time.Since(began)))
+		pause := probeEvery
+		if err != nil {
+			pause = probeAgain
 		}
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-time.After(pause):
 		}
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"iter"
 	"maps"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -52,25 +52,10 @@ func (s source) Status(ctx context.Context) (api.Status, error) {
 		}
 	}
 	out.Calls = (seen + 1) / 2 // each call has an originating and a terminating half
-	out.Alarms = s.alarms(out, ok)
-	return out, nil
-}
-
-// alarms are those that were raised and those that follow from the status.
-func (s source) alarms(st api.Status, quorum bool) []api.Alarm {
 	now := time.Now()
-	out := s.p.alarms.current(now)
-	if !quorum {
-		out = append(out, api.Alarm{Code: "no_leader", Severity: "critical", Node: st.Node, Since: now,
-			Text: "no majority of the controllers works together", WhatToDo: "start the controllers that are down, or mend the network between them"})
-	}
-	for _, w := range st.Workers {
-		if !w.Connected {
-			out = append(out, api.Alarm{Code: "worker_down:" + w.ID, Severity: "critical", Node: w.Node, Since: now,
-				Text: "worker " + w.ID + " is not connected", WhatToDo: "look at node " + w.Node + ": is it up, and what does its log say"})
-		}
-	}
-	return out
+	s.p.alarms.hold(s.p.conditions(now), now)
+	out.Alarms = s.p.alarms.current(now)
+	return out, nil
 }
 
 func (s source) Nodes(context.Context) ([]api.Node, error) {
@@ -181,11 +166,11 @@ func (s source) User(ctx context.Context, identity string) (api.User, error) {
 		for _, b := range m.Bindings {
 			if b.Kind == string(state.PCSCF) {
 				flows[b.Contact] = b.Flow
-				out.ServiceRoute = b.ServiceRoute
+				out.ServiceRoute = append([]string{}, b.ServiceRoute...)
 				continue
 			}
 			out.Contacts = append(out.Contacts, api.Contact{URI: b.Contact, Q: b.Q, Expires: b.Expires})
-			out.Path = b.Path
+			out.Path = append([]string{}, b.Path...)
 			if b.Expires.After(out.Expires) {
 				out.Expires = b.Expires
 			}
@@ -193,7 +178,7 @@ func (s source) User(ctx context.Context, identity string) (api.User, error) {
 		return nil
 	})
 	if missing > 0 && len(out.Contacts) == 0 {
-		return out, api.Errorf(api.Unavailable, "%d worker processes did not answer", missing).Advise("look at 'bellwether worker list'")
+		return api.User{}, silent(missing)
 	}
 	for i := range out.Contacts {
 		out.Contacts[i].Flow = flows[out.Contacts[i].URI]
@@ -201,10 +186,15 @@ func (s source) User(ctx context.Context, identity string) (api.User, error) {
 	return out, nil
 }
 
+// silent is the error where nothing is known because workers do not answer.
+func silent(missing int) error {
+	return api.Errorf(api.Unavailable, "%d worker processes did not answer", missing).Advise("look at 'bellwether worker list'")
+}
+
 func (s source) Calls(ctx context.Context) ([]api.Call, error) {
 	byID := map[string]*api.Call{}
 	st := s.p.ctl.State()
-	s.p.workers.askAll(ctx, workerlink.Calls, nil, func(b []byte) error {
+	missing := s.p.workers.askAll(ctx, workerlink.Calls, nil, func(b []byte) error {
 		var m workerlink.CallsReply
 		if err := workerlink.Decode(b, &m); err != nil {
 			return err
@@ -227,6 +217,9 @@ func (s source) Calls(ctx context.Context) ([]api.Call, error) {
 		}
 		return nil
 	})
+	if missing > 0 && len(byID) == 0 {
+		return nil, silent(missing)
+	}
 	out := make([]api.Call, 0, len(byID))
 	for _, c := range byID {
 		if sv, ok := s.serving(st, state.PCSCF, c.From); ok {
@@ -305,8 +298,10 @@ func (s source) AddSubscriber(ctx context.Context, n api.NewSubscriber, replace 
 	}
 	err = s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
 	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.Conflict && !replace {
-		return e.Advise("see 'bellwether subscriber show " + sub.IMPI + "', or give --replace")
+	if errors.As(err, &e) && e.Code == api.Conflict {
+		if _, exists := s.p.ctl.State().Subscriber(sub.IMPI); exists && !replace {
+			return e.Advise("see 'bellwether subscriber show " + sub.IMPI + "', or give --replace")
+		}
 	}
 	return err
 }
@@ -318,22 +313,22 @@ func (s source) RemoveSubscriber(ctx context.Context, impi string) error {
 func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) (api.ImportResult, error) {
 	var res api.ImportResult
 	st := s.p.ctl.State()
-	var cmds []state.Command
-	for part := range slices.Chunk(all, state.MaxSubscribers/2) {
-		put := &state.PutSubscribers{}
-		for _, n := range part {
-			sub, err := s.stored(n)
-			if err != nil {
-				return res, err
-			}
-			if _, ok := st.Subscriber(n.IMPI); ok {
-				res.Replaced++
-			} else {
-				res.Added++
-			}
-			put.Subscribers = append(put.Subscribers, sub)
+	subs := make([]state.Subscriber, 0, len(all))
+	for _, n := range all {
+		sub, err := s.stored(n)
+		if err != nil {
+			return api.ImportResult{}, err
 		}
-		cmds = append(cmds, state.Command{PutSubscribers: put})
+		if _, ok := st.Subscriber(n.IMPI); ok {
+			res.Replaced++
+		} else {
+			res.Added++
+		}
+		subs = append(subs, sub)
+	}
+	cmds, err := imports(subs)
+	if err != nil {
+		return api.ImportResult{}, err
 	}
 	// All or nothing: first on a copy of the state, which shows every conflict.
 	next := st
@@ -344,12 +339,41 @@ func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) 
 			return api.ImportResult{}, err
 		}
 	}
+	done := 0
 	for _, c := range cmds {
-		if err := s.propose(ctx, c); err != nil {
-			return res, err
+		if err := s.commit(ctx, c); err != nil {
+			var e *api.Error
+			if done > 0 && errors.As(err, &e) {
+				err = api.Errorf(e.Code, "the import ended after %d of %d subscribers: %s", done, len(all), e.Message).Advise("import the same file again")
+			}
+			return api.ImportResult{}, err
+		}
+		done += len(c.PutSubscribers.Subscribers)
+	}
+	s.settle(ctx)
+	return res, nil
+}
+
+// imports puts subscribers into as many commands as it takes.
+func imports(subs []state.Subscriber) ([]state.Command, error) {
+	var out []state.Command
+	for part := range slices.Chunk(subs, state.MaxSubscribers/2) {
+		c := state.Command{RequestID: rand.Text(), PutSubscribers: &state.PutSubscribers{Subscribers: part}}
+		if _, err := c.Encode(); err == nil {
+			out = append(out, c)
+			continue
+		} else if len(part) == 1 {
+			return nil, api.Errorf(api.TooLarge, "subscriber %s has too many identities: %v", part[0].IMPI, err)
+		}
+		for half := range slices.Chunk(part, (len(part)+1)/2) {
+			cmds, err := imports(half)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, cmds...)
 		}
 	}
-	return res, nil
+	return out, nil
 }
 
 func (s source) ExportSubscribers(context.Context) (iter.Seq[api.Subscriber], error) {
@@ -363,9 +387,17 @@ func (s source) ExportSubscribers(context.Context) (iter.Seq[api.Subscriber], er
 	}, nil
 }
 
-// propose commits a command and turns its refusal into an API error.
+// propose commits a command and lets it settle.
 func (s source) propose(ctx context.Context, c state.Command) error {
-	c.RequestID = rand.Text()
+	err := s.commit(ctx, c)
+	if err == nil {
+		s.settle(ctx)
+	}
+	return err
+}
+
+// commit commits a command and turns its refusal into an API error.
+func (s source) commit(ctx context.Context, c state.Command) error {
 	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
 	defer cancel()
 	res, err := s.p.ctl.Propose(ctx, c)
@@ -376,12 +408,17 @@ func (s source) propose(ctx context.Context, c state.Command) error {
 		return api.Errorf(api.NoLeader, "the controllers did not commit the change: %v", err).
 			Advise("look at 'bellwether status'; it is not known whether the change took effect")
 	}
-	// Who changes something may use it at once, through any worker: those that
-	// can be reached have it when this returns.
-	ctx, cancel = context.WithTimeout(ctx, settleWithin)
-	defer cancel()
-	s.p.workers.askAll(ctx, workerlink.Await, workerlink.Encode(workerlink.AwaitMsg{Index: res.Index}), func([]byte) error { return nil })
 	return nil
+}
+
+// settle waits until the worker processes have what was committed, for who
+// changes something may use it at once, through any worker. One that does not
+// answer in time has it when it is back.
+func (s source) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+	defer cancel()
+	m := workerlink.AwaitMsg{Index: s.p.ctl.State().Index()}
+	s.p.workers.askAll(ctx, workerlink.Await, workerlink.Encode(m), func([]byte) error { return nil })
 }
 
 func refused(err error) error {
@@ -425,14 +462,14 @@ func (s source) Reload(context.Context) (api.Reload, error) {
 func (s source) Watch(ctx context.Context, send func(api.Event) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	var last string
-	for {
+	var last api.Status
+	for begun := false; ; begun = true {
 		st, err := s.Status(ctx)
 		if err != nil {
 			return err
 		}
-		if key := fmt.Sprintf("%+v", st); key != last {
-			last = key
+		if !begun || !reflect.DeepEqual(st, last) {
+			last = st
 			if err := send(api.Event{Type: "status", Time: time.Now(), Status: &st}); err != nil {
 				return err
 			}

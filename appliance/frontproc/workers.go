@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,11 +18,17 @@ import (
 const (
 	proposeWithin = 4 * time.Second // an election fits in; the caller's own deadline is shorter
 	askWithin     = 2 * time.Second // a worker's answer for the admin API
+	takeWithin    = 5 * time.Second // a worker's taking a part of a snapshot
 	restartFollow = 50 * time.Millisecond
+	acceptAgain   = 100 * time.Millisecond
+	doubledAfter  = 5 * time.Second
 )
 
-// workers are the links to worker processes and to the own supervisor. It is
-// the link.Handler of all of them.
+// workers are the links to worker processes, to the fronts of other nodes and
+// to the own supervisor. It is the link.Handler of all of them.
+//
+// None of its locks is held while another one is taken, but for those of a
+// link's queue.
 type workers struct {
 	p *Process
 
@@ -29,15 +36,21 @@ type workers struct {
 	conns map[*link.Conn]*peer
 }
 
-// peer is one worker process.
+// peer is a process at the other end of a link.
 type peer struct {
-	node    string // proved by its certificate; the own node on the unix socket
-	greeted bool
-	front   bool // another node's front, not a worker process
-	load    workerlink.LoadMsg
-	unfeed  context.CancelFunc // stops the state feed
-	groups  []uint32
+	node   string // proved by its certificate; the own node on the unix socket
+	local  bool   // it came by the unix socket
+	since  time.Time
+	hello  *workerlink.HelloMsg // nil before it said hello, as the supervisor never does
+	load   workerlink.LoadMsg   // its last report
+	groups []uint32
+
+	unfeed context.CancelFunc // ends the state feed; nil: there is none
+	feeds  sync.WaitGroup
 }
+
+// worker reports whether it is a worker process.
+func (pr *peer) worker() bool { return pr.hello != nil && !pr.hello.Front }
 
 // accept serves links until ctx ends. An empty node means that the peer's
 // certificate tells it.
@@ -48,38 +61,49 @@ func (w *workers) accept(ctx context.Context, l net.Listener, node string) {
 	defer wg.Wait()
 	for {
 		nc, err := l.Accept()
-		if err != nil {
-			if ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-				w.p.log.Error("accept a worker's link", "err", err)
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				nc.Close()
 			}
 			return
+		case errors.Is(err, net.ErrClosed):
+			w.p.log.Error("accept links", "err", err)
+			return
+		case err != nil: // out of file descriptors, most likely
+			w.p.log.Warn("accept a link", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(acceptAgain):
+			}
+			continue
 		}
-		name := node
-		if name == "" {
-			name = mesh.PeerNode(nc)
+		pr := &peer{node: node, local: node != "", since: time.Now()}
+		if !pr.local {
+			pr.node = mesh.PeerNode(nc)
 		}
-		wg.Go(func() { w.serve(ctx, nc, name) })
+		wg.Go(func() { w.serve(ctx, nc, pr) })
 	}
 }
 
-func (w *workers) serve(ctx context.Context, nc net.Conn, node string) {
+func (w *workers) serve(ctx context.Context, nc net.Conn, pr *peer) {
 	c := link.New(nc, w, link.Options{})
 	w.mu.Lock()
-	w.conns[c] = &peer{node: node}
+	w.conns[c] = pr
 	w.mu.Unlock()
 	stop := context.AfterFunc(ctx, c.Close)
 	defer stop()
 	err := c.Run()
 	w.p.front.Detach(c)
 	w.mu.Lock()
-	pr := w.conns[c]
 	delete(w.conns, c)
 	if pr.unfeed != nil {
 		pr.unfeed()
 	}
 	w.mu.Unlock()
-	if ctx.Err() == nil && len(pr.groups) > 0 {
-		w.p.log.Warn("link to a worker process ended", "node", node, "err", err)
+	pr.feeds.Wait()
+	if ctx.Err() == nil && pr.worker() {
+		w.p.log.Warn("link to a worker process ended", "node", pr.node, "err", err)
 	}
 }
 
@@ -95,26 +119,34 @@ func (w *workers) Notify(c *link.Conn, method string, payload []byte) {
 }
 
 func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
-	switch method {
-	case workerlink.Hello:
+	w.mu.Lock()
+	pr := w.conns[c]
+	worker := pr.worker()
+	w.mu.Unlock()
+	if method == workerlink.Hello {
 		var m workerlink.HelloMsg
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		pr := w.conns[c]
 		if m.Node != pr.node {
 			return fmt.Errorf("node %q calls itself %q", pr.node, m.Node)
 		}
-		pr.greeted, pr.front = true, m.Front
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		pr.hello = &m
+		return nil
+	}
+	if !worker {
+		return errors.New("it is no worker process, or did not say hello")
+	}
+	switch method {
 	case workerlink.Groups:
 		var m workerlink.GroupsMsg
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return err
 		}
 		w.mu.Lock()
-		w.conns[c].groups = m.Groups
+		pr.groups = m.Groups
 		w.mu.Unlock()
 		w.p.front.Attach(c, m.Groups)
 	case workerlink.Bind:
@@ -133,13 +165,10 @@ func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
 			return err
 		}
 		w.mu.Lock()
-		w.conns[c].load = m
-		node := w.conns[c].node
+		// What it does not serve is not its to report.
+		m.Groups = slices.DeleteFunc(m.Groups, func(g workerlink.GroupLoad) bool { return !slices.Contains(pr.groups, g.Group) })
+		pr.load = m
 		w.mu.Unlock()
-		if m.StoreError != "" {
-			w.p.alarms.raise(node, "store_failed:"+node, time.Now(), "the journal of node "+node+" failed: "+m.StoreError,
-				"registrations through its workers are refused; mend the disk or free space, then restart the node")
-		}
 		for _, g := range m.Groups {
 			w.p.front.Load(g.Group, g.Load)
 		}
@@ -148,32 +177,30 @@ func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return err
 		}
-		w.feed(c, m.On)
+		w.feed(c, pr, m.Feed)
 	}
 	return nil
 }
 
-// feed starts or stops sending the cluster state over a link.
-func (w *workers) feed(c *link.Conn, on bool) {
+// feed sends the cluster state over a link as the feed of a number, in place
+// of the feed that there is; 0 ends that.
+func (w *workers) feed(c *link.Conn, pr *peer, number uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	pr := w.conns[c]
 	if pr.unfeed != nil {
 		pr.unfeed()
 		pr.unfeed = nil
 	}
-	if !on {
+	if number == 0 {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	pr.unfeed = cancel
-	go func() {
+	f := feed{conn: c, number: number}
+	pr.feeds.Go(func() {
 		for ctx.Err() == nil {
-			_ = w.p.ctl.Follow(ctx, func(u state.Update) error {
-				return c.Notify(workerlink.StateUpdate, workerlink.Encode(u))
-			})
-			// The link was full, or the follower too slow: begin again with
-			// a snapshot, unless the link is gone.
+			_ = w.p.ctl.Follow(ctx, func(u state.Update) error { return f.send(ctx, u) })
+			// The link was full: begin again with a snapshot, unless it is gone.
 			select {
 			case <-ctx.Done():
 			case <-c.Done():
@@ -181,7 +208,32 @@ func (w *workers) feed(c *link.Conn, on bool) {
 			case <-time.After(restartFollow):
 			}
 		}
-	}()
+	})
+}
+
+// feed is the cluster state on its way over a link.
+type feed struct {
+	conn   *link.Conn
+	number uint64
+	half   bool // a snapshot was begun and is not complete
+}
+
+// send sends the next step. A snapshot may be larger than what a link may
+// queue, so each of its parts waits until the one before was taken. Half a
+// snapshot cannot be followed by anything but its other half: where that
+// fails, the link ends.
+func (f *feed) send(ctx context.Context, u state.Update) error {
+	err := f.conn.Notify(workerlink.StateUpdate, workerlink.Encode(workerlink.UpdateMsg{Feed: f.number, Update: u}))
+	if err == nil && u.Snapshot {
+		f.half = u.More
+		taken, cancel := context.WithTimeout(ctx, takeWithin)
+		defer cancel()
+		_, err = f.conn.Call(taken, workerlink.Await, workerlink.Encode(workerlink.AwaitMsg{}))
+	}
+	if err != nil && f.half && ctx.Err() == nil {
+		f.conn.Close()
+	}
+	return err
 }
 
 // Call serves a worker process's proposals and reservations.
@@ -209,12 +261,20 @@ func (w *workers) CallContext(ctx context.Context, c *link.Conn, method string, 
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return nil, err
 		}
-		g, err := w.p.ctl.Reserve(ctx, state.Kind(m.Kind), m.User)
-		if err != nil {
+		r := workerlink.ReserveReply{}
+		var err error
+		r.Group, err = w.p.ctl.Reserve(ctx, state.Kind(m.Kind), m.User)
+		if err != nil && !errors.As(err, &r.Err) { // a refusal is a result
 			return nil, err
 		}
-		return workerlink.Encode(workerlink.ReserveReply{Group: g}), nil
+		return workerlink.Encode(r), nil
 	case workerlink.ChildExit:
+		w.mu.Lock()
+		pr := w.conns[c]
+		w.mu.Unlock()
+		if pr == nil || !pr.local {
+			return nil, errors.New("only the own supervisor reports processes")
+		}
 		var m workerlink.ChildExitMsg
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return nil, err
@@ -225,8 +285,9 @@ func (w *workers) CallContext(ctx context.Context, c *link.Conn, method string, 
 	return nil, fmt.Errorf("unknown method %q", method)
 }
 
-// spread tells every worker process the load of the I-CSCFs each second.
-func (w *workers) spread(ctx context.Context) {
+// tick tells every worker process the load of the I-CSCFs each second, and
+// looks at what is wrong.
+func (w *workers) tick(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -235,17 +296,20 @@ func (w *workers) spread(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		loads := map[uint32]float64{}
+		m := workerlink.LoadsMsg{Loads: map[uint32]float64{}}
+		_, m.Leader = w.p.ctl.Leader()
 		st := w.p.ctl.State()
 		for g, l := range w.loads() {
 			if gr, ok := st.Group(g); ok && gr.Kind == state.ICSCF {
-				loads[g] = l.Load
+				m.Loads[g] = l.Load
 			}
 		}
-		b := workerlink.Encode(workerlink.LoadsMsg{Loads: loads})
+		b := workerlink.Encode(m)
 		for _, c := range w.all() {
 			_ = c.Notify(workerlink.Loads, b) // told again in a second
 		}
+		now := time.Now()
+		w.p.alarms.hold(w.p.conditions(now), now)
 	}
 }
 
@@ -256,12 +320,12 @@ func (w *workers) loads() map[uint32]workerlink.GroupLoad {
 	out := map[uint32]workerlink.GroupLoad{}
 	for _, pr := range w.conns {
 		for _, g := range pr.groups {
-			out[g] = workerlink.GroupLoad{Group: g}
+			if _, ok := out[g]; !ok {
+				out[g] = workerlink.GroupLoad{Group: g}
+			}
 		}
-	}
-	for _, pr := range w.conns {
 		for _, l := range pr.load.Groups {
-			if _, ok := out[l.Group]; ok {
+			if slices.Contains(pr.groups, l.Group) {
 				out[l.Group] = l
 			}
 		}
@@ -275,7 +339,7 @@ func (w *workers) reports() map[string]workerlink.LoadMsg {
 	defer w.mu.Unlock()
 	out := map[string]workerlink.LoadMsg{}
 	for _, pr := range w.conns {
-		if pr.greeted && !pr.front {
+		if pr.worker() {
 			out[pr.node] = pr.load
 		}
 	}
@@ -288,9 +352,31 @@ func (w *workers) nodes() map[string]bool {
 	defer w.mu.Unlock()
 	out := map[string]bool{}
 	for _, pr := range w.conns {
-		out[pr.node] = true
+		if pr.hello != nil {
+			out[pr.node] = true
+		}
 	}
 	return out
+}
+
+// doubled returns the nodes of which two worker processes are linked for
+// longer than the link of one that died can last.
+func (w *workers) doubled(now time.Time) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pids := map[string]int{}
+	var out []string
+	for _, pr := range w.conns {
+		if !pr.worker() || now.Sub(pr.since) < doubledAfter {
+			continue
+		}
+		if pid, ok := pids[pr.node]; ok && pid != pr.hello.PID {
+			out = append(out, pr.node)
+		}
+		pids[pr.node] = pr.hello.PID
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // all returns the links of worker processes.
@@ -299,7 +385,7 @@ func (w *workers) all() []*link.Conn {
 	defer w.mu.Unlock()
 	out := make([]*link.Conn, 0, len(w.conns))
 	for c, pr := range w.conns {
-		if pr.greeted && !pr.front {
+		if pr.worker() {
 			out = append(out, c)
 		}
 	}
@@ -311,20 +397,20 @@ func (w *workers) all() []*link.Conn {
 func (w *workers) askAll(ctx context.Context, method string, payload []byte, got func([]byte) error) (missing int) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
+	type answer struct {
+		payload []byte
+		err     error
+	}
 	conns := w.all()
-	answers := make(chan []byte, len(conns))
+	answers := make(chan answer, len(conns))
 	for _, c := range conns {
 		go func() {
 			b, err := c.Call(ctx, method, payload)
-			if err != nil {
-				b = nil
-			}
-			answers <- b
+			answers <- answer{b, err}
 		}()
 	}
 	for range conns {
-		b := <-answers
-		if b == nil || got(b) != nil {
+		if a := <-answers; a.err != nil || got(a.payload) != nil {
 			missing++
 		}
 	}

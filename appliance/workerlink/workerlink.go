@@ -18,6 +18,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
+	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
 )
 
@@ -31,7 +32,7 @@ const (
 	Propose = "propose" // worker to front, call: encoded state.Command, state.Result
 	Reserve = "reserve" // worker to front, call: ReserveMsg, ReserveReply
 
-	StateUpdate = "state" // front to worker, notification: state.Update
+	StateUpdate = "state" // front to worker, notification: UpdateMsg
 	Loads       = "loads" // front to worker, notification: LoadsMsg
 
 	User  = "user"  // front to worker, call: UserMsg, UserReply
@@ -59,9 +60,17 @@ type GroupsMsg struct {
 	Groups []uint32 `cbor:"1,keyasint"`
 }
 
-// FollowMsg asks the front to feed the cluster state, or to stop that.
+// FollowMsg asks the front to feed the cluster state from a snapshot on, in
+// place of what it fed before on the same link. Feed is the number of the feed,
+// different for each one that a worker process asks for; 0 ends feeding.
 type FollowMsg struct {
-	On bool `cbor:"1,keyasint"`
+	Feed uint64 `cbor:"1,keyasint"`
+}
+
+// UpdateMsg is the next step of a feed.
+type UpdateMsg struct {
+	Feed   uint64       `cbor:"1,keyasint"`
+	Update state.Update `cbor:"2,keyasint"`
 }
 
 // BindMsg tells the front that a flow of its own belongs to a group until a
@@ -92,11 +101,14 @@ type LoadMsg struct {
 	Executors  int               `cbor:"5,keyasint"` // of the event router, now
 	Queued     int               `cbor:"6,keyasint"` // events that wait in it
 	Delay      time.Duration     `cbor:"7,keyasint"` // how long they do
+
+	Refused map[string]string `cbor:"8,keyasint"` // workers of this node that the cluster does not take, by id, and why
 }
 
-// LoadsMsg tells a worker process the load of every I-CSCF of the cluster.
+// LoadsMsg is sent every second by each front to each worker process.
 type LoadsMsg struct {
-	Loads map[uint32]float64 `cbor:"1,keyasint"`
+	Loads  map[uint32]float64 `cbor:"1,keyasint"` // of the I-CSCFs whose worker processes are linked to the front
+	Leader bool               `cbor:"2,keyasint"` // the front knows who leads the controllers
 }
 
 // ReserveMsg asks for a soft reservation of a worker of a kind for a user.
@@ -105,9 +117,11 @@ type ReserveMsg struct {
 	User string `cbor:"2,keyasint"`
 }
 
-// ReserveReply names the reserved group.
+// ReserveReply names the reserved group, or why the state gives none. As with
+// a refused command, that is an answer: it would be the same at any front.
 type ReserveReply struct {
-	Group uint32 `cbor:"1,keyasint"`
+	Group uint32       `cbor:"1,keyasint"`
+	Err   *state.Error `cbor:"2,keyasint"`
 }
 
 // UserMsg asks what a worker process knows of a user.
@@ -149,7 +163,8 @@ type CallsReply struct {
 	Calls []Call `cbor:"1,keyasint"`
 }
 
-// AwaitMsg asks to wait for a state index.
+// AwaitMsg asks to wait for a state index. The answer also tells that all
+// notifications before the question were taken.
 type AwaitMsg struct {
 	Index uint64 `cbor:"1,keyasint"`
 }

@@ -6,76 +6,69 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"bellwether/controller/link"
 	"bellwether/controller/state"
 )
 
-// copyOfState is this process's copy of the cluster state. Each front that
-// feeds it has a mirror of its own, and the copy is the newest of them: it
-// never goes back when the source changes to a front that lags.
+// copyOfState is this process's copy of the cluster state. One front feeds it
+// at a time; when another one takes over and lags, the copy stays where it is
+// until that front is past it: it never goes back.
 type copyOfState struct {
-	newest atomic.Pointer[state.State]
-	wake   chan struct{} // holds at most one: the state changed
+	newest atomic.Pointer[state.State] // written with mu held
 
 	mu      sync.Mutex
-	mirrors map[*link.Conn]*state.Mirror
-	changed chan struct{} // closed at the next change
+	feed    uint64        // number of the feed that counts; updates of others come late
+	mirror  *state.Mirror // what that feed has told so far
+	changed chan struct{} // closed at the next change of newest
 }
 
 func newCopy() *copyOfState {
-	c := &copyOfState{wake: make(chan struct{}, 1), mirrors: map[*link.Conn]*state.Mirror{}, changed: make(chan struct{})}
+	c := &copyOfState{changed: make(chan struct{})}
 	c.newest.Store(state.New())
 	return c
 }
 
 func (c *copyOfState) current() *state.State { return c.newest.Load() }
 
-// apply takes an update of one source; updates of one source come in order.
-func (c *copyOfState) apply(from *link.Conn, u state.Update) error {
-	c.mu.Lock()
-	m := c.mirrors[from]
-	if m == nil {
-		m = &state.Mirror{}
-		c.mirrors[from] = m
-	}
-	c.mu.Unlock()
-	if err := m.Apply(u); err != nil {
-		return err
-	}
+// begin ends the feed that there is and returns the number of the next one,
+// which starts with a snapshot.
+func (c *copyOfState) begin() (feed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	st := m.State()
-	if st.Index() <= c.current().Index() {
-		return nil
-	}
-	c.newest.Store(st)
-	close(c.changed)
-	c.changed = make(chan struct{})
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-	return nil
+	c.feed++
+	c.mirror = &state.Mirror{}
+	return c.feed
 }
 
-// forget drops what a source that is gone had sent.
-func (c *copyOfState) forget(from *link.Conn) {
+// apply takes the next update of a feed. After an error the feed is of no use.
+func (c *copyOfState) apply(feed uint64, u state.Update) error {
 	c.mu.Lock()
-	delete(c.mirrors, from)
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if feed != c.feed || c.mirror == nil {
+		return nil
+	}
+	if err := c.mirror.Apply(u); err != nil {
+		c.mirror = nil
+		return err
+	}
+	if st := c.mirror.State(); st.Index() > c.current().Index() {
+		c.newest.Store(st)
+		close(c.changed)
+		c.changed = make(chan struct{})
+	}
+	return nil
 }
 
 // await returns when the copy holds an index.
 func (c *copyOfState) await(ctx context.Context, index uint64) error {
 	for {
 		c.mu.Lock()
-		ch := c.changed
+		changed := c.changed
 		c.mu.Unlock()
 		if c.current().Index() >= index {
 			return nil
 		}
 		select {
-		case <-ch:
+		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("wait for state %d: %w", index, ctx.Err())
 		}

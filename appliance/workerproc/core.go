@@ -16,6 +16,10 @@ import (
 // first retransmissions fit in, Timer B and F do not run out.
 const commitWithin = 3 * time.Second
 
+// attemptWithin is how much of it one front may take before another is asked;
+// an election fits in.
+const attemptWithin = commitWithin / 2
+
 // core is what a role sees of the cluster; it is the engine's view.
 type core struct{ e *engine }
 
@@ -40,8 +44,9 @@ func (c core) Reserve(kind state.Kind, user string, done func(state.GroupID, err
 	})
 }
 
-// background runs fn on a goroutine of its own with a deadline, at most
-// maxCalling of them at a time.
+// background runs fn on a goroutine of its own with a deadline. At most
+// maxCalling of them are under way at a time; one that waits for longer than
+// its deadline runs with a context that has ended, and so ends at once.
 func (p *Process) background(fn func(context.Context)) {
 	go func() {
 		ctx, cancel := context.WithTimeout(p.ctx, commitWithin)
@@ -55,21 +60,26 @@ func (p *Process) background(fn func(context.Context)) {
 	}()
 }
 
-// ask calls a method on the nearest front, and on another one where that breaks.
+// ask calls a method on the nearest front, and on the next one where that
+// fails or takes long, until ctx ends. What is asked must have the same effect
+// once as twice. What the state refuses is an answer, so an error says that
+// this front cannot do it now.
 func (p *Process) ask(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	pause := 20 * time.Millisecond
-	for {
-		c := p.links.any()
-		err := errNoFront
-		if c != nil {
-			var b []byte
-			if b, err = c.Call(ctx, method, payload); err == nil {
+	last := errNoFront
+	for try := 0; ; try++ {
+		if fronts := p.links.fronts(); len(fronts) > 0 {
+			actx, cancel := context.WithTimeout(ctx, attemptWithin)
+			b, err := fronts[try%len(fronts)].Call(actx, method, payload)
+			cancel()
+			if err == nil {
 				return b, nil
 			}
+			last = err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: %w", method, err)
+			return nil, fmt.Errorf("%s: %w", method, last)
 		case <-time.After(pause):
 			pause = min(2*pause, 200*time.Millisecond)
 		}
@@ -107,6 +117,9 @@ func (p *Process) reserve(ctx context.Context, kind state.Kind, user string) (st
 	var r workerlink.ReserveReply
 	if err := workerlink.Decode(out, &r); err != nil {
 		return 0, err
+	}
+	if r.Err != nil {
+		return 0, r.Err
 	}
 	return r.Group, nil
 }

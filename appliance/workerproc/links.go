@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/link"
-	"bellwether/controller/state"
 	"bellwether/cscf/transaction"
 )
 
@@ -21,6 +21,10 @@ const (
 	dialTimeout = 2 * time.Second
 	tellAfter   = 2 * time.Second
 	offerWait   = 2 * time.Millisecond // how long a link's reader waits for room in a shard
+
+	// leaderlessAfter is how many reports in a row, one a second, make a front
+	// that knows no leader the last choice. An election is over before.
+	leaderlessAfter = 2
 )
 
 // ALPN is the protocol name of links between nodes.
@@ -32,66 +36,126 @@ const SocketName = "link.sock"
 // errNoFront means that no front process is reachable from here.
 var errNoFront = errors.New("no front process is reachable")
 
-// links holds the connections to the front processes of the cluster, by node.
+// links holds the connections to the front processes of the cluster.
 type links struct {
-	p *Process
+	p     *Process
+	order []string // nodes with a front, the own one first
 
-	mu    sync.Mutex
-	up    map[string]*link.Conn
-	feed  string // node whose front feeds the state mirror
-	order []string
+	mu   sync.Mutex
+	up   map[string]*front // by node
+	feed *front            // feeds the copy of the state; nil: nobody does
 }
 
-// front returns the connection to a node's front, or nil.
-func (l *links) front(node string) *link.Conn {
+// front is a front process that is linked.
+type front struct {
+	*link.Conn
+	node       string
+	leaderless int // reports in a row that said it knows no leader
+}
+
+// front returns the front of a node, or nil.
+func (l *links) front(node string) *front {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.up[node]
 }
 
-// any returns the own node's front, or another, or nil.
-func (l *links) any() *link.Conn {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := l.up[l.p.cfg.Node.Name]; c != nil {
-		return c
-	}
-	for _, n := range l.order {
-		if c := l.up[n]; c != nil {
-			return c
-		}
+// any returns the front to be asked first, or nil: see fronts.
+func (l *links) any() *front {
+	if all := l.fronts(); len(all) > 0 {
+		return all[0]
 	}
 	return nil
 }
 
+// fronts lists the fronts that are linked, the one to be asked first at the head.
+func (l *links) fronts() []*front {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ranked()
+}
+
+// ranked is fronts with mu held: those that know a leader come first, among
+// them that of the own node. A front that is cut off from the others can
+// neither commit nor keep its copy of the state up to date.
+func (l *links) ranked() []*front {
+	all := make([]*front, 0, len(l.order))
+	for _, n := range l.order {
+		if f := l.up[n]; f != nil {
+			all = append(all, f)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *front) int { return a.rank() - b.rank() })
+	return all
+}
+
+func (f *front) rank() int {
+	if f.leaderless >= leaderlessAfter {
+		return 1
+	}
+	return 0
+}
+
+// refeed makes the best front feed the copy of the state. mu is held. Without
+// any leader it stays with the front that does.
+func (l *links) refeed() {
+	var best *front
+	if all := l.ranked(); len(all) > 0 {
+		best = all[0]
+	}
+	current := l.feed
+	if current != nil && l.up[current.node] != current {
+		current = nil // its link is gone
+	}
+	if current != nil && best.rank() == current.rank() && best.rank() > 0 {
+		return
+	}
+	if best == current {
+		l.feed = current
+		return
+	}
+	if current != nil {
+		current.tell(workerlink.Follow, workerlink.FollowMsg{})
+	}
+	if l.feed = best; best != nil {
+		best.tell(workerlink.Follow, workerlink.FollowMsg{Feed: l.p.state.begin()})
+	}
+}
+
+// tell says what must not get lost: a link that cannot take it ends, and the
+// next one says everything again.
+func (f *front) tell(method string, msg any) {
+	if f.Notify(method, workerlink.Encode(msg)) != nil {
+		f.Close()
+	}
+}
+
+// heard takes what a front says about itself each second.
+func (l *links) heard(c *link.Conn, leader bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.up {
+		if f.Conn != c {
+			continue
+		}
+		if f.leaderless++; leader {
+			f.leaderless = 0
+		}
+	}
+	l.refeed()
+}
+
 // toward returns the front that is nearest to the worker that serves a group.
-func (l *links) toward(group uint32) *link.Conn {
+func (l *links) toward(group uint32) *front {
 	st := l.p.State()
 	if g, ok := st.Group(group); ok {
 		if w, ok := st.Worker(g.Serving); ok {
-			if c := l.front(w.Node); c != nil {
-				return c
+			if f := l.front(w.Node); f != nil {
+				return f
 			}
 		}
 	}
 	return l.any()
-}
-
-// all returns every connection.
-func (l *links) all() []*link.Conn {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := make([]*link.Conn, 0, len(l.up))
-	for _, c := range l.up {
-		out = append(out, c)
-	}
-	return out
-}
-
-func (l *links) broadcast(method string, payload []byte) {
-	for _, c := range l.all() {
-		_ = c.Notify(method, payload) // a broken link says everything again when it is back
-	}
 }
 
 // keep holds the link to one node's front until ctx ends.
@@ -101,12 +165,15 @@ func (l *links) keep(ctx context.Context, node, addr string) {
 	down, told := time.Now(), false
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := l.session(ctx, node, addr)
+		linked, err := l.session(ctx, node, addr)
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > dialAtMost {
-			pause, down, told = dialAtLeast, time.Now(), false
+		if linked {
+			down, told = time.Now(), false
+			if time.Since(began) > dialAtMost {
+				pause = dialAtLeast
+			}
 		}
 		// Processes start in any order: only what lasts is worth a line.
 		if !told && time.Since(down) > tellAfter {
@@ -122,30 +189,25 @@ func (l *links) keep(ctx context.Context, node, addr string) {
 	}
 }
 
-// session dials one link and serves it until it breaks.
-func (l *links) session(ctx context.Context, node, addr string) error {
+// session dials one link and serves it until it breaks. It tells whether there
+// was a link.
+func (l *links) session(ctx context.Context, node, addr string) (linked bool, err error) {
 	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	nc, err := l.dial(dctx, node, addr)
 	cancel()
 	if err != nil {
-		return err
+		return false, err
 	}
-	c := link.New(nc, l.p, link.Options{})
-	stop := context.AfterFunc(ctx, c.Close)
+	f := &front{Conn: link.New(nc, l.p, link.Options{}), node: node}
+	stop := context.AfterFunc(ctx, f.Close)
 	defer stop()
+	f.tell(workerlink.Hello, workerlink.HelloMsg{Node: l.p.cfg.Node.Name, Version: l.p.version, PID: os.Getpid()})
 	done := make(chan error, 1)
-	go func() { done <- c.Run() }()
-
-	hello := workerlink.HelloMsg{Node: l.p.cfg.Node.Name, Version: l.p.version, PID: os.Getpid()}
-	if err := c.Notify(workerlink.Hello, workerlink.Encode(hello)); err != nil {
-		c.Close()
-		<-done
-		return fmt.Errorf("greet the front: %w", err)
-	}
-	l.greet(node, c)
+	go func() { done <- f.Run() }()
+	l.greet(f)
 	err = <-done
-	l.lost(node, c)
-	return err
+	l.lost(f)
+	return true, err
 }
 
 func (l *links) dial(ctx context.Context, node, addr string) (net.Conn, error) {
@@ -156,47 +218,27 @@ func (l *links) dial(ctx context.Context, node, addr string) (net.Conn, error) {
 	return l.p.mesh.Dial(ctx, addr, node, ALPN)
 }
 
-// greet makes a new link useful: groups and flows are told, and the state is
-// asked for where it has no better source.
-func (l *links) greet(node string, c *link.Conn) {
-	l.p.sendGroups(c)
+// greet makes a new link useful. From the moment that it is in the list it
+// hears of changes, so what it is told after that can miss none.
+func (l *links) greet(f *front) {
 	l.mu.Lock()
-	l.up[node] = c
-	old := l.feed
-	take := old == "" || (node == l.p.cfg.Node.Name && old != node)
-	if take {
-		l.feed = node
-		if o := l.up[old]; old != "" && o != nil {
-			_ = o.Notify(workerlink.Follow, workerlink.Encode(workerlink.FollowMsg{}))
-		}
-	}
+	l.up[f.node] = f
+	l.refeed()
 	l.mu.Unlock()
-	if take {
-		_ = c.Notify(workerlink.Follow, workerlink.Encode(workerlink.FollowMsg{On: true}))
+	l.p.tellGroups(f)
+	for _, e := range *l.p.engines.Load() {
+		e.tellFlows(f)
 	}
-	l.p.sendFlows(node, c)
-	l.p.log.Info("link to the front is up", "front", node)
+	l.p.log.Info("link to the front is up", "front", f.node)
 }
 
 // lost forgets a link and finds the state another source.
-func (l *links) lost(node string, c *link.Conn) {
-	l.p.state.forget(c)
+func (l *links) lost(f *front) {
+	l.p.tables.forget(f.Conn)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.up[node] == c {
-		delete(l.up, node)
-	}
-	if l.feed != node {
-		return
-	}
-	l.feed = ""
-	for _, n := range l.order {
-		if o := l.up[n]; o != nil {
-			l.feed = n
-			_ = o.Notify(workerlink.Follow, workerlink.Encode(workerlink.FollowMsg{On: true}))
-			return
-		}
-	}
+	delete(l.up, f.node)
+	l.refeed()
 }
 
 // SIP takes a message from a front: from the wire, or of another worker.
@@ -213,23 +255,25 @@ func (p *Process) SIP(c *link.Conn, f *link.SIP) {
 	p.deliver(e, f.Raw, from, false)
 }
 
-// Notify takes the state feed and the loads of the I-CSCFs.
+// Notify takes the state feed and what a front says each second.
 func (p *Process) Notify(c *link.Conn, method string, payload []byte) {
+	var err error
 	switch method {
 	case workerlink.StateUpdate:
-		u, err := state.DecodeUpdate(payload)
-		if err == nil {
-			err = p.state.apply(c, u)
-		}
-		if err != nil {
-			p.log.Error("follow the cluster state", "index", u.Index, "err", err)
-			c.Close() // a fresh link begins with a snapshot
+		var m workerlink.UpdateMsg
+		if err = workerlink.Decode(payload, &m); err == nil {
+			err = p.state.apply(m.Feed, m.Update)
 		}
 	case workerlink.Loads:
 		var m workerlink.LoadsMsg
-		if err := workerlink.Decode(payload, &m); err == nil {
-			p.tables.report(m.Loads)
+		if err = workerlink.Decode(payload, &m); err == nil {
+			p.tables.report(c, m.Loads)
+			p.links.heard(c, m.Leader)
 		}
+	}
+	if err != nil {
+		p.log.Error("a front sent nonsense", "method", method, "err", err)
+		c.Close() // a fresh link begins with a snapshot
 	}
 }
 
@@ -246,7 +290,7 @@ func (p *Process) CallContext(ctx context.Context, _ *link.Conn, method string, 
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return nil, err
 		}
-		return []byte{}, p.state.await(ctx, m.Index)
+		return nil, p.state.await(ctx, m.Index)
 	case workerlink.User:
 		var m workerlink.UserMsg
 		if err := workerlink.Decode(payload, &m); err != nil {

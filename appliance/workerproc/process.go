@@ -12,23 +12,30 @@
 // when the state names another.
 //
 // Failure modes: without any front it serves nothing new and keeps what it
-// knows; a lost link is redialled; a full link or shard drops messages, which
-// is counted, and their retransmission is served.
+// knows; a front that knows no leader is asked last and feeds nothing while
+// another one does; a lost link is redialled; a full link or shard drops
+// messages, which is counted, and their retransmission is served. A worker
+// that the cluster does not take, because another node has its id, is left
+// out, logged and reported to the fronts.
+//
+// Lock order: an engine's flowMu or Process.telling, then links.mu, then that
+// of copyOfState; no other two are held together.
 package workerproc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"bellwether/appliance/config"
 	"bellwether/appliance/workerlink"
-	"bellwether/controller/link"
 	"bellwether/controller/mesh"
 	"bellwether/controller/state"
 	"bellwether/cscf/eventrouter"
@@ -62,14 +69,20 @@ type Process struct {
 	ctx     context.Context // ends with the process; for proposals under way
 	calling chan struct{}   // slots for proposals and reservations under way
 
-	engines atomic.Pointer[map[uint32]*engine]
+	engines atomic.Pointer[map[uint32]*engine] // written by follow only
+	refused atomic.Pointer[map[string]string]  // own workers that the state does not take, by id
+
+	telling sync.Mutex // held while groups are told, so that the newest word is the last
 
 	countMu sync.Mutex
 	counts  map[string]uint64
 }
 
-// maxCalling bounds proposals and reservations under way; more wait in order.
-const maxCalling = 4096
+const (
+	maxCalling   = 4096        // proposals and reservations under way; more wait
+	retryEvery   = time.Second // what could not be started or introduced
+	retrySlowest = 16 * time.Second
+)
 
 // Run serves until ctx ends. It returns an error only when it cannot start.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
@@ -84,6 +97,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 		p.now = func() *config.Config { return cfg }
 	}
 	p.engines.Store(&map[uint32]*engine{})
+	p.refused.Store(&map[string]string{})
 	p.tables = newTables(p)
 	store, err := ha.OpenJournal(filepath.Join(cfg.Node.DataDir, "store"), ha.Options{
 		Identity: o.ClusterID + "/" + cfg.Node.Name, Log: o.Log,
@@ -92,16 +106,24 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
-	defer store.Close()
+	defer func() {
+		if err := store.Close(); err != nil {
+			p.log.Error("close the store", "err", err)
+		}
+	}()
 	p.store = store
 	p.router = eventrouter.New(eventrouter.Config{}, handle)
 	defer p.router.Close()
-	p.links = &links{p: p, up: map[string]*link.Conn{}}
+	p.links = &links{p: p, up: map[string]*front{}}
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, c := range cfg.Cluster.Controllers {
-		p.links.order = append(p.links.order, c.Name)
+		if c.Name == cfg.Node.Name {
+			p.links.order = slices.Insert(p.links.order, 0, c.Name)
+		} else {
+			p.links.order = append(p.links.order, c.Name)
+		}
 	}
 	for _, c := range cfg.Cluster.Controllers {
 		addr := c.Address.String()
@@ -110,6 +132,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 		}
 		wg.Go(func() { p.links.keep(ctx, c.Name, addr) })
 	}
+	wg.Go(func() { p.introduce(ctx) })
 	wg.Go(func() { p.report(ctx) })
 	if o.Ready != nil {
 		o.Ready()
@@ -126,49 +149,151 @@ func (p *Process) State() *state.State { return p.state.current() }
 
 // follow keeps engines as the state wants them until ctx ends.
 func (p *Process) follow(ctx context.Context) {
-	retry := time.NewTicker(time.Second)
-	defer retry.Stop()
-	for {
-		if st := p.State(); st.ClusterID() != "" {
-			p.reconcile(st)
-			if missing := p.unknown(st); len(missing) > 0 {
-				p.introduce(ctx, missing)
+	failing := map[uint32]string{} // why groups could not be started
+	for ctx.Err() == nil {
+		st := p.State()
+		if st.ClusterID() != "" {
+			p.reconcile(st, failing)
+		}
+		wait, cancel := ctx, context.CancelFunc(func() {})
+		if len(failing) > 0 {
+			wait, cancel = context.WithTimeout(ctx, retryEvery)
+		}
+		_ = p.state.await(wait, st.Index()+1) // the end of the wait is all that counts
+		cancel()
+	}
+}
+
+// reconcile starts and stops engines.
+func (p *Process) reconcile(st *state.State, failing map[uint32]string) {
+	have := *p.engines.Load()
+	next := map[uint32]*engine{}
+	var begun []*engine
+	for g := range st.Groups() {
+		if w, ok := st.Worker(g.Serving); !ok || w.Node != p.cfg.Node.Name {
+			delete(failing, g.ID)
+			continue
+		}
+		if e := have[g.ID]; e != nil && e.group.Serving == g.Serving && e.group.Epoch == g.Epoch {
+			next[g.ID] = e
+			continue
+		}
+		if e := have[g.ID]; e != nil {
+			e.stop(p.log) // what it sends shows an epoch that has passed
+		}
+		e, err := p.start(st, g)
+		if err != nil {
+			if failing[g.ID] != err.Error() {
+				p.log.Error("start serving a group", "group", g.ID, "worker", g.Serving, "err", err)
+				failing[g.ID] = err.Error()
 			}
+			continue
+		}
+		delete(failing, g.ID)
+		next[g.ID] = e
+		begun = append(begun, e)
+		p.log.Info("group served", "group", g.ID, "worker", g.Serving, "kind", g.Kind, "epoch", g.Epoch)
+	}
+	for id, e := range have {
+		if next[id] == nil {
+			e.stop(p.log)
+		}
+	}
+	if maps.Equal(have, next) {
+		return
+	}
+	p.engines.Store(&next)
+	fronts := p.links.fronts()
+	p.tellGroups(fronts...)
+	// A front may have come between the start of an engine and this moment,
+	// and was told only the flows of the engines that were listed then.
+	for _, e := range begun {
+		for _, f := range fronts {
+			e.tellFlows(f)
+		}
+	}
+}
+
+func (p *Process) engine(group uint32) *engine { return (*p.engines.Load())[group] }
+
+// tellGroups tells fronts which groups are served here.
+func (p *Process) tellGroups(fronts ...*front) {
+	p.telling.Lock()
+	defer p.telling.Unlock()
+	m := workerlink.GroupsMsg{Groups: slices.Sorted(maps.Keys(*p.engines.Load()))}
+	for _, f := range fronts {
+		f.tell(workerlink.Groups, m)
+	}
+}
+
+// introduce makes the state know this node and its workers, until ctx ends.
+// Everything that is proposed is an entry in the log of the whole cluster, so
+// what is refused, or undone by somebody else, is not proposed again at once.
+func (p *Process) introduce(ctx context.Context) {
+	pause, said := retryEvery, ""
+	for ctx.Err() == nil {
+		st := p.State()
+		missing := p.unknown(st)
+		if len(missing) == 0 {
+			pause, said = retryEvery, ""
+			p.refused.Store(&map[string]string{})
+			_ = p.state.await(ctx, st.Index()+1) // the end of the wait is all that counts
+			continue
+		}
+		err := p.present(ctx, missing)
+		if err != nil && err.Error() != said && ctx.Err() == nil {
+			said = err.Error()
+			p.log.Error("the cluster does not take this node as it is", "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-p.state.wake:
-		case <-retry.C:
+		case <-time.After(pause):
+			pause = min(2*pause, retrySlowest)
 		}
 	}
+}
+
+// present proposes commands one after the other and returns what was refused.
+func (p *Process) present(ctx context.Context, cmds []state.Command) error {
+	refused := map[string]string{}
+	var errs []error
+	for _, c := range cmds {
+		pctx, cancel := context.WithTimeout(ctx, commitWithin)
+		_, err := p.propose(pctx, c)
+		cancel()
+		var refusal *state.Error
+		switch {
+		case err == nil:
+		case !errors.As(err, &refusal):
+			return fmt.Errorf("introduce it: %w", err) // the others would fare alike
+		default:
+			errs = append(errs, err)
+			if c.PutWorker != nil {
+				refused[c.PutWorker.ID] = err.Error()
+			}
+		}
+	}
+	p.refused.Store(&refused)
+	return errors.Join(errs...)
 }
 
 // unknown lists the commands that make the state know this node's workers.
 func (p *Process) unknown(st *state.State) []state.Command {
+	if st.ClusterID() == "" {
+		return nil // no front has told anything yet
+	}
 	var out []state.Command
-	if n, ok := st.Node(p.cfg.Node.Name); !ok || !n.Controller {
-		if want := NodeOf(p.cfg, p.version); n != want {
-			out = append(out, state.Command{PutNode: &want})
-		}
+	want := NodeOf(p.cfg, p.version)
+	// A controller's front keeps the entry of its node up to date itself.
+	if n, ok := st.Node(want.Name); !ok || !want.Controller && n != want {
+		out = append(out, state.Command{PutNode: &want})
 	}
 	for _, w := range p.cfg.Workers {
-		if have, ok := st.Worker(w.ID); !ok || have.Node != p.cfg.Node.Name {
-			out = append(out, state.Command{PutWorker: &state.Worker{ID: w.ID, Kind: state.Kind(w.Kind), Node: p.cfg.Node.Name}})
+		if have, ok := st.Worker(w.ID); !ok || have.Node != want.Name || string(have.Kind) != string(w.Kind) {
+			out = append(out, state.Command{PutWorker: &state.Worker{ID: w.ID, Kind: state.Kind(w.Kind), Node: want.Name}})
 		}
 	}
 	return out
-}
-
-// introduce proposes commands one after the other; what fails is tried again
-// with the next change or tick.
-func (p *Process) introduce(ctx context.Context, cmds []state.Command) {
-	for _, c := range cmds {
-		if _, err := p.propose(ctx, c); err != nil {
-			p.log.Warn("introduce this node to the cluster", "err", err)
-			return
-		}
-	}
 }
 
 // NodeOf is a node as its configuration describes it.
@@ -183,47 +308,6 @@ func NodeOf(cfg *config.Config, version string) state.Node {
 		}
 	}
 	return n
-}
-
-// reconcile starts and stops engines.
-func (p *Process) reconcile(st *state.State) {
-	have := *p.engines.Load()
-	next := maps.Clone(have)
-	for g := range st.Groups() {
-		w, ok := st.Worker(g.Serving)
-		mine := ok && w.Node == p.cfg.Node.Name
-		e := next[g.ID]
-		switch {
-		case mine && e == nil:
-			e, err := p.start(st, g)
-			if err != nil {
-				p.log.Error("start serving a group", "group", g.ID, "worker", g.Serving, "err", err)
-				continue
-			}
-			next[g.ID] = e
-			p.log.Info("group served", "group", g.ID, "worker", g.Serving, "kind", g.Kind, "epoch", g.Epoch)
-		case !mine && e != nil:
-			e.stop(p.log)
-			delete(next, g.ID)
-		}
-	}
-	if maps.Equal(have, next) {
-		return
-	}
-	p.engines.Store(&next)
-	for _, c := range p.links.all() {
-		p.sendGroups(c)
-	}
-}
-
-func (p *Process) engine(group uint32) *engine { return (*p.engines.Load())[group] }
-
-func (p *Process) sendGroups(c *link.Conn) {
-	var m workerlink.GroupsMsg
-	for id := range *p.engines.Load() {
-		m.Groups = append(m.Groups, id)
-	}
-	_ = c.Notify(workerlink.Groups, workerlink.Encode(m))
 }
 
 func (p *Process) count(what string) {

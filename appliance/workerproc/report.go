@@ -2,8 +2,10 @@ package workerproc
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -12,7 +14,10 @@ import (
 	"bellwether/cscf/sipmsg"
 )
 
-const reportEvery = time.Second
+const (
+	reportEvery = time.Second
+	fullPause   = 10 * time.Millisecond // before a full link is tried again
+)
 
 // report tells every front the load of this process's workers each second.
 func (p *Process) report(ctx context.Context) {
@@ -42,10 +47,14 @@ func (p *Process) report(ctx context.Context) {
 		}
 		rs := p.router.Stats()
 		m.Executors, m.Queued, m.Delay = rs.Executors, rs.Queued, rs.QueueDelay
+		m.Refused = *p.refused.Load()
 		p.countMu.Lock()
 		m.Dropped = maps.Clone(p.counts)
 		p.countMu.Unlock()
-		p.links.broadcast(workerlink.Load, workerlink.Encode(m))
+		b := workerlink.Encode(m)
+		for _, f := range p.links.fronts() {
+			_ = f.Notify(workerlink.Load, b) // said again in a second
+		}
 	}
 }
 
@@ -60,51 +69,71 @@ func cpuTime() time.Duration {
 
 // Bind tells the front that owns a flow to whom it belongs, and remembers it
 // for when that front comes back.
-func (c core) Bind(f sipmsg.Flow, until time.Time) {
-	f.Node = string([]byte(f.Node)) // the key outlives the message's buffer
-	c.e.flowMu.Lock()
-	c.e.flows[f] = until
-	c.e.flowMu.Unlock()
-	c.e.p.bind(c.e.group.ID, f, until)
+func (c core) Bind(flow sipmsg.Flow, until time.Time) {
+	flow.Node = strings.Clone(flow.Node) // the key outlives the message's buffer
+	e := c.e
+	e.flowMu.Lock()
+	defer e.flowMu.Unlock() // what the front hears last is what is so
+	e.flows[flow] = until
+	e.change(flow, until)
 }
 
 // Unbind forgets a flow.
-func (c core) Unbind(f sipmsg.Flow) {
-	c.e.flowMu.Lock()
-	delete(c.e.flows, f)
-	c.e.flowMu.Unlock()
-	c.e.p.bind(c.e.group.ID, f, time.Time{})
+func (c core) Unbind(flow sipmsg.Flow) {
+	e := c.e
+	e.flowMu.Lock()
+	defer e.flowMu.Unlock()
+	delete(e.flows, flow)
+	e.change(flow, time.Time{})
 }
 
-func (p *Process) bind(group uint32, f sipmsg.Flow, until time.Time) {
-	c := p.links.front(f.Node)
-	if c == nil {
-		return // told when the link is back
+// change tells the front of a flow what is new; one that is not linked hears
+// it when it is back. flowMu is held.
+func (e *engine) change(flow sipmsg.Flow, until time.Time) {
+	if f := e.p.links.front(flow.Node); f != nil && e.tellFlow(f, flow, until) != nil {
+		e.p.count("link_full")
 	}
-	m := workerlink.BindMsg{Flow: f, Group: group}
+}
+
+// tellFlow tells a front until when a flow of its own belongs to the engine;
+// the zero time ends that. flowMu is held.
+func (e *engine) tellFlow(f *front, flow sipmsg.Flow, until time.Time) error {
+	m := workerlink.BindMsg{Flow: flow, Group: e.group.ID}
 	if !until.IsZero() {
 		m.Until = until.UnixMilli()
 	}
-	if c.Notify(workerlink.Bind, workerlink.Encode(m)) != nil {
-		p.count("link_full")
+	return f.Notify(workerlink.Bind, workerlink.Encode(m))
+}
+
+// tellFlows tells a front that came every flow of its own. It waits while the
+// link is full, and ends with it.
+func (e *engine) tellFlows(f *front) {
+	e.flowMu.Lock()
+	var own []sipmsg.Flow
+	for flow := range e.flows {
+		if flow.Node == f.node {
+			own = append(own, flow)
+		}
+	}
+	e.flowMu.Unlock()
+	for _, flow := range own {
+		for errors.Is(e.tellAgain(f, flow), link.ErrFull) {
+			select {
+			case <-f.Done():
+				return
+			case <-time.After(fullPause):
+			}
+		}
 	}
 }
 
-// sendFlows tells a front that came back every flow of its own.
-func (p *Process) sendFlows(node string, c *link.Conn) {
-	now := time.Now()
-	for id, e := range *p.engines.Load() {
-		e.flowMu.Lock()
-		for f, until := range e.flows {
-			if until.Before(now) {
-				delete(e.flows, f)
-				continue
-			}
-			if f.Node == node {
-				m := workerlink.BindMsg{Flow: f, Group: id, Until: until.UnixMilli()}
-				_ = c.Notify(workerlink.Bind, workerlink.Encode(m)) // a link that breaks begins again
-			}
-		}
-		e.flowMu.Unlock()
+// tellAgain tells a flow if it is still bound.
+func (e *engine) tellAgain(f *front, flow sipmsg.Flow) error {
+	e.flowMu.Lock()
+	defer e.flowMu.Unlock()
+	until, ok := e.flows[flow]
+	if !ok {
+		return nil
 	}
+	return e.tellFlow(f, flow, until)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"bellwether/controller/dispatch"
+	"bellwether/controller/link"
 	"bellwether/controller/policy"
 	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
@@ -27,15 +28,19 @@ type tables struct {
 	p      *Process
 	sealer atomic.Pointer[token.Sealer]
 
-	mu        sync.Mutex
-	minLoad   policy.MinLoad
-	connected map[state.GroupID]bool   // I-CSCF groups in the last report
-	now, old  map[string]state.GroupID // I-CSCF chosen for a Call-ID, in two generations
-	turned    time.Time
+	minLoad policy.MinLoad
+
+	mu       sync.Mutex
+	reported map[*link.Conn]map[state.GroupID]float64 // I-CSCFs that each front has a link to
+	now, old map[string]state.GroupID                 // I-CSCF chosen for a Call-ID, in two generations
+	turned   time.Time
 }
 
 func newTables(p *Process) *tables {
-	return &tables{p: p, connected: map[state.GroupID]bool{}, now: map[string]state.GroupID{}, turned: time.Now()}
+	return &tables{
+		p: p, reported: map[*link.Conn]map[state.GroupID]float64{},
+		now: map[string]state.GroupID{}, turned: time.Now(),
+	}
 }
 
 // route decides where a message goes inside the cluster.
@@ -93,7 +98,7 @@ func (t *tables) remember(callID string, g state.GroupID) {
 // turn ages the Call-IDs: an entry lives for one to two generations of 64·T1.
 func (t *tables) turn() {
 	age := time.Since(t.turned)
-	keep := 64 * t.p.cfg.SIP.T1
+	keep := 64 * t.p.now().SIP.T1
 	if age < keep && len(t.now) < maxCallIDs {
 		return
 	}
@@ -111,8 +116,6 @@ func (t *tables) LeastLoaded() (state.GroupID, bool) {
 			groups = append(groups, g.ID)
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	return t.minLoad.Choose(groups, func(g state.GroupID) bool { return t.p.engine(g) != nil })
 }
 
@@ -130,15 +133,27 @@ func (t *tables) Reachable(g state.GroupID) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.connected[g]
+	for _, groups := range t.reported {
+		if _, ok := groups[g]; ok {
+			return true // a front that has just begun may not know all yet
+		}
+	}
+	return false
 }
 
-func (t *tables) report(loads map[uint32]float64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	clear(t.connected)
+// report takes the loads that a front knows.
+func (t *tables) report(from *link.Conn, loads map[uint32]float64) {
 	for g, l := range loads {
 		t.minLoad.Report(g, l)
-		t.connected[g] = true
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reported[from] = loads
+}
+
+// forget drops what a front that is gone had reported.
+func (t *tables) forget(from *link.Conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.reported, from)
 }
