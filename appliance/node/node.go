@@ -11,29 +11,33 @@ package node
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
 
 	"bellwether/appliance/config"
 	"bellwether/appliance/frontproc"
 	"bellwether/appliance/identity"
 	"bellwether/appliance/supervisor"
-	"bellwether/appliance/workerlink"
 	"bellwether/appliance/workerproc"
-	"bellwether/controller/link"
 	"bellwether/controller/mesh"
 )
+
+// inUse names, in the environment of a child process, the file with the
+// configuration that the node runs with. A child that is started again must
+// not take up what was edited since: half of the node would have it.
+const inUse = "BELLWETHER_CONFIG_IN_USE"
 
 // Node is a node, or one process of it, that is about to run.
 type Node struct {
@@ -41,171 +45,183 @@ type Node struct {
 	File    string    // configuration
 	Log     io.Writer // where log lines go
 
-	level   slog.LevelVar
-	current atomic.Pointer[config.Config] // what applies now: the start's, with what reloads changed
+	level     slog.LevelVar
+	log       *slog.Logger
+	reloading sync.Mutex
+	current   atomic.Pointer[config.Config] // what applies now: the start's, with what reloads changed
 }
 
 // load reads the configuration, the identity and makes the logger.
-func (n *Node) load(process string) (*config.Config, *identity.Identity, *slog.Logger, error) {
-	cfg, err := config.Load(n.File)
+func (n *Node) load(process string) (*config.Config, *identity.Identity, error) {
+	cfg, err := n.config(process)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	id, err := identity.Load(cfg.Node.DataDir, cfg.Node.Name)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if err := os.MkdirAll(cfg.Node.RunDir, 0o750); err != nil {
-		return nil, nil, nil, fmt.Errorf("create node.run_dir: %w", err)
+		return nil, nil, fmt.Errorf("create node.run_dir: %w", err)
 	}
 	n.current.Store(cfg)
 	n.level.Set(cfg.Log.Level)
-	log := slog.New(cfg.Log.Handler(n.Log, &n.level)).With("node", cfg.Node.Name)
+	n.log = slog.New(cfg.Log.Handler(n.Log, &n.level)).With("node", cfg.Node.Name)
 	if process != "" {
-		log = log.With("process", process)
+		n.log = n.log.With("process", process)
 	}
-	return cfg, id, log, nil
+	return cfg, id, nil
+}
+
+func (n *Node) config(process string) (*config.Config, error) {
+	if file := os.Getenv(inUse); file != "" && process != "" {
+		return readConfig(file)
+	}
+	return config.Load(n.File)
 }
 
 // Run runs the whole node until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	cfg, id, log, err := n.load("")
+	cfg, id, err := n.load("")
 	if err != nil {
 		return err
 	}
 	if cfg.Node.Isolation == config.None {
-		return n.alone(ctx, cfg, id, log)
+		return n.alone(ctx, cfg, id)
 	}
+	file := filepath.Join(cfg.Node.RunDir, "config.json")
+	if err := writeConfig(file, cfg); err != nil {
+		return err
+	}
+	env := []string{inUse + "=" + file}
 	var children []supervisor.Child
 	if isController(cfg) {
-		children = append(children, supervisor.Child{Name: "front", Args: []string{"front", "-c", n.File}})
+		children = append(children, supervisor.Child{Name: "front", Args: []string{"front", "-c", n.File}, Env: env})
 	}
 	if len(cfg.Workers) > 0 {
-		children = append(children, supervisor.Child{Name: "worker", Args: []string{"worker", "-c", n.File}})
+		children = append(children, supervisor.Child{Name: "worker", Args: []string{"worker", "-c", n.File}, Env: env})
 	}
-	reports := &exits{socket: filepath.Join(cfg.Node.RunDir, workerproc.SocketName), log: log}
+	reports := newExits(filepath.Join(cfg.Node.RunDir, workerproc.SocketName), n.log)
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { reports.run(ctx) })
 	return supervisor.Run(ctx, supervisor.Config{
-		Children: children, Log: log, Output: n.Log,
-		Exited: func(e supervisor.Exit) { wg.Go(func() { reports.tell(ctx, e) }) },
-		Reload: func() error { _, _, err := n.reload(); return err },
-		Ready:  func() { log.Info("node is up", "version", n.Version) },
+		Children: children, Log: n.log, Output: n.Log,
+		Exited: reports.add,
+		Reload: func() error {
+			if _, _, err := n.reload(); err != nil {
+				return err
+			}
+			return writeConfig(file, n.current.Load())
+		},
+		Ready: func() { n.log.Info("node is up", "version", n.Version) },
 	})
 }
 
 // Front runs the front process.
 func (n *Node) Front(ctx context.Context) error {
-	ctx, parent := supervisor.Attach(ctx)
-	cfg, id, log, err := n.load("front")
-	if err != nil {
-		return err
-	}
-	go n.reloads(ctx, log)
-	return frontproc.Run(ctx, cfg, id, frontproc.Options{
-		Version: n.Version, Log: log, Ready: readier(parent, log),
-		Reload: func() (applied, pending []config.Change, err error) {
-			old := n.current.Load()
-			next, err := config.Load(n.File)
-			if err != nil {
+	reload := n.reload
+	if os.Getenv(inUse) != "" {
+		supervisor := os.Getppid()
+		reload = func() (applied, pending []config.Change, err error) {
+			if applied, pending, err = n.reload(); err != nil {
 				return nil, nil, err
 			}
 			// The supervisor passes the signal on to every process.
-			if err := syscall.Kill(os.Getppid(), syscall.SIGHUP); err != nil {
+			if os.Getppid() != supervisor {
+				return nil, nil, errors.New("the supervisor is gone")
+			}
+			if err := syscall.Kill(supervisor, syscall.SIGHUP); err != nil {
 				return nil, nil, fmt.Errorf("signal the supervisor: %w", err)
 			}
-			applied, pending = split(config.Diff(old, next))
 			return applied, pending, nil
-		},
-	})
+		}
+	}
+	ctx, parent := supervisor.Attach(ctx)
+	cfg, id, err := n.load("front")
+	if err != nil {
+		return err
+	}
+	defer n.reloads(ctx)()
+	return frontproc.Run(ctx, cfg, id, frontproc.Options{Version: n.Version, Log: n.log, Ready: n.readier(parent), Reload: reload})
 }
 
 // Worker runs the worker process.
 func (n *Node) Worker(ctx context.Context) error {
 	ctx, parent := supervisor.Attach(ctx)
-	cfg, id, log, err := n.load("worker")
+	cfg, id, err := n.load("worker")
 	if err != nil {
 		return err
 	}
-	m, err := mesh.Dialer(id.Mesh(cfg.Cluster.Address.String(), log))
+	defer n.reloads(ctx)()
+	return n.worker(ctx, cfg, id, n.readier(parent))
+}
+
+func (n *Node) worker(ctx context.Context, cfg *config.Config, id *identity.Identity, ready func()) error {
+	m, err := mesh.Dialer(id.Mesh(cfg.Cluster.Address.String(), n.log))
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	go n.reloads(ctx, log)
 	return workerproc.Run(ctx, cfg, workerproc.Options{
-		Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Current: n.current.Load, Log: log, Ready: readier(parent, log),
+		Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Current: n.current.Load, Log: n.log, Ready: ready,
 	})
 }
 
 // alone runs everything in this process.
-func (n *Node) alone(ctx context.Context, cfg *config.Config, id *identity.Identity, log *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	m, err := mesh.Dialer(id.Mesh(cfg.Cluster.Address.String(), log))
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	go n.reloads(ctx, log)
-
-	waiting := 0
+func (n *Node) alone(ctx context.Context, cfg *config.Config, id *identity.Identity) error {
+	g, ctx := errgroup.WithContext(ctx)
+	defer n.reloads(ctx)()
+	parts := 0
 	up := make(chan struct{}, 2)
-	failed := make(chan error, 2)
-	start := func(run func() error) {
-		waiting++
-		go func() { failed <- run() }()
+	part := func(run func(ready func()) error) {
+		parts++
+		g.Go(func() error { return run(func() { up <- struct{}{} }) })
 	}
-	ready := func() { up <- struct{}{} }
 	if isController(cfg) {
-		start(func() error {
-			return frontproc.Run(ctx, cfg, id, frontproc.Options{Version: n.Version, Log: log, Ready: ready, Reload: n.reload})
+		part(func(ready func()) error {
+			return frontproc.Run(ctx, cfg, id, frontproc.Options{Version: n.Version, Log: n.log, Ready: ready, Reload: n.reload})
 		})
 	}
 	if len(cfg.Workers) > 0 {
-		start(func() error {
-			return workerproc.Run(ctx, cfg, workerproc.Options{Version: n.Version, ClusterID: id.ClusterID, Dialer: m, Current: n.current.Load, Log: log, Ready: ready})
-		})
+		part(func(ready func()) error { return n.worker(ctx, cfg, id, ready) })
 	}
-	for range waiting {
-		select {
-		case <-up:
-		case err := <-failed:
-			cancel()
-			if waiting == 2 {
-				<-failed
+	g.Go(func() error {
+		for range parts {
+			select {
+			case <-up:
+			case <-ctx.Done():
+				return nil
 			}
-			return err
 		}
-	}
-	supervisor.Notify(log, daemon.SdNotifyReady)
-	log.Info("node is up", "version", n.Version)
-	go supervisor.Watchdog(ctx, log, func() bool { return true })
-	var first error
-	for range waiting {
-		if err := <-failed; err != nil && first == nil {
-			first = err
-			cancel()
-		}
-	}
-	supervisor.Notify(log, daemon.SdNotifyStopping)
-	return first
+		supervisor.Notify(n.log, daemon.SdNotifyReady)
+		n.log.Info("node is up", "version", n.Version)
+		supervisor.Watchdog(ctx, n.log, func() bool { return true }) // returns at once without a watchdog
+		<-ctx.Done()
+		supervisor.Notify(n.log, daemon.SdNotifyStopping)
+		return nil
+	})
+	return g.Wait()
 }
 
 func isController(cfg *config.Config) bool {
 	return slices.ContainsFunc(cfg.Cluster.Controllers, func(c config.Controller) bool { return c.Name == cfg.Node.Name })
 }
 
-func readier(p *supervisor.Parent, log *slog.Logger) func() {
+func (n *Node) readier(p *supervisor.Parent) func() {
 	return func() {
 		if err := p.Ready(); err != nil {
-			log.Error("report readiness", "err", err)
+			n.log.Error("report readiness", "err", err)
 		}
 	}
 }
 
 // reload reads the file again and applies what can be applied here.
 func (n *Node) reload() (applied, pending []config.Change, err error) {
+	n.reloading.Lock()
+	defer n.reloading.Unlock()
 	next, err := config.Load(n.File)
 	if err != nil {
 		return nil, nil, err
@@ -217,6 +233,7 @@ func (n *Node) reload() (applied, pending []config.Change, err error) {
 	now.SIP.MinExpires, now.SIP.MaxExpires, now.SIP.DefaultExpires = next.SIP.MinExpires, next.SIP.MaxExpires, next.SIP.DefaultExpires
 	n.level.Set(now.Log.Level)
 	n.current.Store(&now)
+	n.log.Info("configuration reloaded", "applied", keys(applied), "need_restart", keys(pending))
 	return applied, pending, nil
 }
 
@@ -231,63 +248,54 @@ func split(changes []config.Change) (applied, pending []config.Change) {
 	return applied, pending
 }
 
-// reloads applies the file again at each SIGHUP.
-func (n *Node) reloads(ctx context.Context, log *slog.Logger) {
-	for range supervisor.Reloads(ctx) {
-		applied, pending, err := n.reload()
-		if err != nil {
-			log.Error("reload the configuration; nothing was changed", "err", err)
-			continue
-		}
-		log.Info("configuration reloaded", "applied", len(applied), "need_restart", len(pending))
+func keys(changes []config.Change) []string {
+	out := make([]string, 0, len(changes))
+	for _, c := range changes {
+		out = append(out, c.Key)
 	}
+	return out
 }
 
-// exits reports the ends of child processes to the node's front.
-type exits struct {
-	socket string
-	log    *slog.Logger
-	mu     sync.Mutex // one report at a time, in order
-}
-
-// nobody ignores what a front says to the supervisor.
-type nobody struct{}
-
-func (nobody) SIP(*link.Conn, *link.SIP)         {}
-func (nobody) Notify(*link.Conn, string, []byte) {}
-func (nobody) Call(*link.Conn, string, []byte) ([]byte, error) {
-	return nil, fmt.Errorf("a supervisor answers no calls")
-}
-
-// tell says it to the front, which may itself be on its way back up.
-func (x *exits) tell(ctx context.Context, e supervisor.Exit) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	msg := workerlink.Encode(workerlink.ChildExitMsg{Child: e.Child, Reason: e.Cause(), Restarts: e.Restarts, At: e.At})
-	for {
-		if x.send(ctx, msg) == nil || ctx.Err() != nil {
-			return
+// reloads applies the file again at each SIGHUP until ctx ends. What it
+// returns waits for that end.
+func (n *Node) reloads(ctx context.Context) (wait func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	hup := supervisor.Reloads(ctx) // before anybody can know that this process is ready
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range hup {
+			if _, _, err := n.reload(); err != nil {
+				n.log.Error("reload the configuration; nothing was changed", "err", err)
+			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// writeConfig writes the configuration that the node runs with, all or nothing.
+func writeConfig(file string, cfg *config.Config) error {
+	b, err := json.Marshal(cfg)
+	if err == nil {
+		err = os.WriteFile(file+".new", b, 0o600)
 	}
-}
-
-func (x *exits) send(ctx context.Context, msg []byte) error {
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", x.socket)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("write the configuration in use: %w", err)
 	}
-	c := link.New(nc, nobody{}, link.Options{})
-	done := make(chan error, 1)
-	go func() { done <- c.Run() }()
-	defer func() { c.Close(); <-done }()
-	// A call, not a notification: its answer proves that the front has it.
-	_, err = c.Call(ctx, workerlink.ChildExit, msg)
-	return err
+	return nil
+}
+
+func readConfig(file string) (*config.Config, error) {
+	b, err := os.ReadFile(file)
+	cfg := new(config.Config)
+	if err == nil {
+		err = json.Unmarshal(b, cfg)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration in use: %w", err)
+	}
+	return cfg, nil
 }
