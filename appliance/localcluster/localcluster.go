@@ -38,7 +38,7 @@ type NodeSpec struct {
 
 // Spec is a cluster. Isolation, Detached and SIP may be left out.
 type Spec struct {
-	Dir       string // created if it is not there; must be empty
+	Dir       string // created if it is not there; nothing in it is replaced
 	Binary    string // the bellwether program
 	Domain    string
 	Nodes     []NodeSpec // all are controllers: 1, 3 or 5
@@ -71,37 +71,43 @@ func Create(spec Spec) (*Cluster, error) {
 	}
 	for i, ns := range spec.Nodes {
 		n := &Node{spec: spec, NodeSpec: ns, dir: filepath.Join(spec.Dir, ns.Name)}
-		n.Admin = api.New(filepath.Join(n.RunDir(), "admin.sock"))
-		dir := identity.Dir(n.DataDir())
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("create the cluster: %w", err)
-		}
-		if i == 0 {
-			if err := ca.Save(dir); err != nil {
-				return nil, fmt.Errorf("create the cluster: %w", err)
-			}
-			cert, key, err := pki.IssueNode(ca, ns.Name, []netip.Addr{ns.Address})
-			if err == nil {
-				err = pki.SaveNode(dir, cert, key)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("create the cluster: %w", err)
-			}
-		} else {
-			b, err := pki.IssueBundle(ca, ns.Name, []netip.Addr{ns.Address})
-			if err == nil {
-				err = b.WriteDir(dir)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("create the cluster: %w", err)
-			}
-		}
-		if err := os.WriteFile(n.ConfigFile(), []byte(n.config()), 0o600); err != nil {
+		n.Admin = api.New(n.AdminSocket())
+		if err := n.create(ca, i == 0); err != nil {
 			return nil, fmt.Errorf("create the cluster: %w", err)
 		}
 		c.Nodes = append(c.Nodes, n)
 	}
 	return c, nil
+}
+
+// create writes the files of a node; the first one keeps the CA.
+func (n *Node) create(ca *pki.CA, first bool) error {
+	dir := identity.Dir(n.DataDir())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	ips := []netip.Addr{n.Address}
+	if first {
+		if err := ca.Save(dir); err != nil {
+			return err
+		}
+		cert, key, err := pki.IssueNode(ca, n.Name, ips)
+		if err != nil {
+			return err
+		}
+		if err := pki.SaveNode(dir, cert, key); err != nil {
+			return err
+		}
+	} else {
+		b, err := pki.IssueBundle(ca, n.Name, ips)
+		if err != nil {
+			return err
+		}
+		if err := b.WriteDir(dir); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(n.ConfigFile(), []byte(n.config()), 0o600)
 }
 
 // checkPorts says which address is in use before anything is written.
@@ -111,7 +117,7 @@ func checkPorts(spec Spec) error {
 			a := netip.AddrPortFrom(n.Address, port)
 			l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
 			if err != nil {
-				return fmt.Errorf("UDP %s cannot be used: %w; stop what uses it (ss -ulnp shows it), or is another demo running?", a, errors.Unwrap(err))
+				return inUse("UDP", a, err)
 			}
 			l.Close()
 		}
@@ -119,7 +125,7 @@ func checkPorts(spec Spec) error {
 			a := netip.AddrPortFrom(n.Address, port)
 			l, err := net.Listen("tcp", a.String())
 			if err != nil {
-				return fmt.Errorf("TCP %s cannot be used: %w; stop what uses it (ss -tlnp shows it), or is another demo running?", a, errors.Unwrap(err))
+				return inUse("TCP", a, err)
 			}
 			l.Close()
 		}
@@ -127,7 +133,14 @@ func checkPorts(spec Spec) error {
 	return nil
 }
 
-// Start starts every node.
+func inUse(network string, a netip.AddrPort, err error) error {
+	if op := new(net.OpError); errors.As(err, &op) {
+		err = op.Err // it names network and address once more
+	}
+	return fmt.Errorf("%s %s cannot be used: %w; stop what uses it (ss -ulntp shows it), or is another demo running?", network, a, err)
+}
+
+// Start starts every node. Where one fails, those before it run: see Stop.
 func (c *Cluster) Start() error {
 	for _, n := range c.Nodes {
 		if err := n.Start(); err != nil {
@@ -147,8 +160,8 @@ func (c *Cluster) Node(name string) *Node {
 	return nil
 }
 
-// WaitReady returns when every running node serves: a leader is known, every
-// worker is connected to every node, and SIP is answered.
+// WaitReady returns when every node serves: a leader is known, every worker is
+// connected to every node, and SIP is answered. It is an error if one ends.
 func (c *Cluster) WaitReady(ctx context.Context) error {
 	for _, n := range c.Nodes {
 		for {
@@ -156,11 +169,14 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 			if err == nil {
 				break
 			}
+			for _, n := range c.Nodes {
+				if !n.running() {
+					return fmt.Errorf("node %s ended; its last log lines:\n%s", n.Name, n.LogTail(8))
+				}
+			}
 			select {
 			case <-ctx.Done():
 				return fmt.Errorf("node %s is not ready: %w; its last log lines:\n%s", n.Name, err, n.LogTail(8))
-			case <-n.Exited():
-				return fmt.Errorf("node %s ended; its last log lines:\n%s", n.Name, n.LogTail(8))
 			case <-time.After(20 * time.Millisecond):
 			}
 		}

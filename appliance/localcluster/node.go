@@ -50,7 +50,7 @@ func (n *Node) config() string {
 	if isolation == "" {
 		isolation = "process"
 	}
-	fmt.Fprintf(&b, "node:\n  name: %s\n  data_dir: %s\n  run_dir: %s\n  isolation: %s\n", n.Name, n.DataDir(), n.RunDir(), isolation)
+	fmt.Fprintf(&b, "node:\n  name: %s\n  data_dir: %q\n  run_dir: %q\n  isolation: %s\n", n.Name, n.DataDir(), n.RunDir(), isolation)
 	fmt.Fprintf(&b, "cluster:\n  address: %s:%d\n  controllers:\n", n.Address, n.spec.PortNode)
 	for _, m := range n.spec.Nodes {
 		fmt.Fprintf(&b, "    - {name: %s, address: %s:%d}\n", m.Name, m.Address, n.spec.PortNode)
@@ -69,8 +69,11 @@ func (n *Node) config() string {
 	return b.String()
 }
 
-// Start starts the node's process.
+// Start starts the node's process, which must not run.
 func (n *Node) Start() error {
+	if n.running() {
+		return fmt.Errorf("start node %s: it runs", n.Name)
+	}
 	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("start node %s: %w", n.Name, err)
@@ -102,9 +105,6 @@ func (n *Node) Start() error {
 	n.cmd, n.done = cmd, done
 	return nil
 }
-
-// Exited is closed when the node's process has ended.
-func (n *Node) Exited() <-chan struct{} { return n.done }
 
 func (n *Node) running() bool {
 	if n.cmd == nil {
