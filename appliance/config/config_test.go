@@ -110,7 +110,8 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 	tests := []struct{ name, data, want string }{
 		{"an empty file", "", "f:1: the file is empty; write at least node.name, cluster, sip.domain and sip.address"},
 		{"only a comment", "# nothing\n", "f:1: the file is empty; write at least node.name, cluster, sip.domain and sip.address"},
-		{"not YAML", edit("p_cscf: 5070", "p_cscf: [5070"), "f:11: this is not YAML: did not find expected ',' or ']'; check the indentation and the colons around this line"},
+		{"not YAML", edit("p_cscf: 5070", "p_cscf: [5070"), "f:12: this is not YAML: did not find expected ',' or ']'; check the indentation and the colons around this line"},
+		{"a key that is indented too little", edit("  p_cscf: 5070", " p_cscf: 5070"), "f:12: this is not YAML: did not find expected key; check the indentation and the colons around this line"},
 		{"a tab as indentation", "node:\n\tname: n1\n", "f:2: this is not YAML: found character that cannot start any token; check the indentation and the colons around this line"},
 		{"a second document", full + "---\nnode: {}\n", "f:24: a second document begins here; write one document, without ---"},
 		{"a list at the top", "- a\n", "f:1: the file is a list; write keys with values, such as name: n1"},

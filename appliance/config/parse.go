@@ -50,6 +50,10 @@ func (r *reader) sorted() Problems {
 
 var syntaxLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
+// grammarFault is what the YAML library says of a fault for which it counts
+// lines from 0; for others it counts from 1.
+var grammarFault = regexp.MustCompile(`^did not find expected (<|node content|key|'-' indicator|',' or )`)
+
 // document returns the root mapping, or nil when there is none.
 func (r *reader) document(data []byte) *yaml.Node {
 	if len(data) > MaxSize {
@@ -85,6 +89,9 @@ func (r *reader) syntax(err error) {
 			line = n
 		}
 		text = text[len(m[0]):]
+		if grammarFault.MatchString(text) {
+			line++
+		}
 	}
 	r.problem(line, "this is not YAML: "+text, "check the indentation and the colons around this line")
 }
