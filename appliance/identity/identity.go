@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 
 	"bellwether/appliance/pki"
@@ -36,11 +37,12 @@ func Dir(dataDir string) string { return filepath.Join(dataDir, "pki") }
 func Load(dataDir, node string) (*Identity, error) {
 	dir := Dir(dataDir)
 	c, err := pki.LoadCluster(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	_, certified := os.Stat(filepath.Join(dir, pki.NodeFile))
+	if errors.Is(err, fs.ErrNotExist) && errors.Is(certified, fs.ErrNotExist) {
 		return nil, fmt.Errorf("node %s belongs to no cluster yet: %s has no certificates; run 'bellwether cluster init' on the first node, or here 'bellwether cluster join %s.tar' with the file that 'bellwether cluster issue %s' wrote there", node, dir, node, node)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the cluster's certificate: %w", err)
+		return nil, fmt.Errorf("read the cluster's certificate: %w; it is the same on every node, so copy it from another", err)
 	}
 	name, err := pki.NodeName(dir)
 	if err != nil {
