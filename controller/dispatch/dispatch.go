@@ -76,7 +76,7 @@ type Decision struct {
 	// remembers it for the Call-ID.
 	Chosen bool
 	Kind   state.Kind // Reserve
-	User   string     // Reserve: AOR at the P-CSCF, IMPI at the S-CSCF
+	User   string     // Reserve: AOR at the P-CSCF, IMPI at the S-CSCF; To: AOR whose assignment decided, of a REGISTER at the P-CSCF
 	Status int        // Reply
 	Reason string     // Reply: reason phrase
 	Drop   Reason     // Drop
@@ -240,6 +240,9 @@ func (in *Input) registerP() Decision {
 		return in.refuse(400, "Bad To")
 	}
 	if d, ok := in.assigned(state.PCSCF, aor); ok {
+		if d.Verdict == To {
+			d.User = aor
+		}
 		return d
 	}
 	if _, ok := in.State.SubscriberByIdentity(aor); ok {

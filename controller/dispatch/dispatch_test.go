@@ -136,6 +136,7 @@ func TestDecide(t *testing.T) {
 	known := tables{flows: map[sipmsg.Flow]state.GroupID{phone: p1}, least: i1}
 
 	to := func(g state.GroupID) Decision { return Decision{Verdict: To, Group: g} }
+	asAlice := Decision{Verdict: To, Group: p2, User: "sip:alice@ims.test"}
 	chosen := func(g state.GroupID) Decision { return Decision{Verdict: To, Group: g, Chosen: true} }
 	dropped := func(r Reason) Decision { return Decision{Drop: r} }
 	reply := func(status int, reason string) Decision {
@@ -226,9 +227,9 @@ func TestDecide(t *testing.T) {
 		{"a REGISTER on a known flow goes to the flow's group", 'p', phone,
 			message("REGISTER sip:ims.test SIP/2.0", alice), known, to(p1)},
 		{"a REGISTER of an assigned user goes to the user's group", 'p', stranger,
-			message("REGISTER sip:ims.test SIP/2.0", alice), known, to(p2)},
+			message("REGISTER sip:ims.test SIP/2.0", alice), known, asAlice},
 		{"the user is the one of To, however it is written", 'p', stranger,
-			message("REGISTER sip:ims.test SIP/2.0", fromAlice, "To: <sip:%61lice@IMS.test:5060;transport=udp>"), known, to(p2)},
+			message("REGISTER sip:ims.test SIP/2.0", fromAlice, "To: <sip:%61lice@IMS.test:5060;transport=udp>"), known, asAlice},
 		{"a REGISTER of a known user without a group reserves one", 'p', stranger,
 			message("REGISTER sip:ims.test SIP/2.0", dora), known,
 			Decision{Verdict: Reserve, Kind: state.PCSCF, User: "sip:dorothea@ims.test"}},
@@ -239,9 +240,9 @@ func TestDecide(t *testing.T) {
 			message("REGISTER sip:ims.test SIP/2.0", "To: <sip:mallory@ims.test>"),
 			tables{gone: map[state.GroupID]bool{p1: true, p2: true}}, dropped(NoWorker)},
 		{"a flow whose group is gone is an unknown one", 'p', phone,
-			message("REGISTER sip:ims.test SIP/2.0", alice), tables{flows: map[sipmsg.Flow]state.GroupID{phone: 99}}, to(p2)},
+			message("REGISTER sip:ims.test SIP/2.0", alice), tables{flows: map[sipmsg.Flow]state.GroupID{phone: 99}}, asAlice},
 		{"a flow of another kind's group is an unknown one", 'p', phone,
-			message("REGISTER sip:ims.test SIP/2.0", alice), tables{flows: map[sipmsg.Flow]state.GroupID{phone: s1}}, to(p2)},
+			message("REGISTER sip:ims.test SIP/2.0", alice), tables{flows: map[sipmsg.Flow]state.GroupID{phone: s1}}, asAlice},
 
 		// Initial requests at the P-CSCF.
 		{"an initial request goes to the flow's group", 'p', phone,

@@ -41,8 +41,13 @@ import (
 const (
 	maxFlows    = 1_000_000 // known flows of phones
 	maxCalls    = 1 << 18   // Call-IDs at I-CSCFs
+	maxClaims   = 1 << 14   // new flows
 	maxReserves = 1024      // reservations under way
 	reserveWait = 2 * time.Second
+
+	// claimKept is how long the first REGISTER over a flow decides where
+	// others go, unless its 200 binds the flow.
+	claimKept = 8 * time.Second
 
 	// callKept is 64·T1 (RFC 3261 §17.1.1.1). An INVITE may be cancelled
 	// as long as it can be pending, until Timer C (§16.6: above 3 minutes).
@@ -87,7 +92,8 @@ type Front struct {
 
 	workers workers
 	flows   table[flowKey]
-	calls   table[uint64] // by hash of Call-ID: two that collide share an I-CSCF
+	claims  table[flowKey] // flows that are not bound yet
+	calls   table[uint64]  // by hash of Call-ID: two that collide share an I-CSCF
 	waiting reservations
 	limit   limiter
 	count   counters
@@ -113,6 +119,7 @@ func New(cfg Config, cl Cluster) (*Front, error) {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.workers.init()
 	f.flows.init(maxFlows)
+	f.claims.init(maxClaims)
 	f.calls.init(maxCalls)
 	f.waiting.init()
 	f.limit.init()

@@ -24,6 +24,7 @@ type receiver struct {
 	frame  link.SIP
 
 	candidates []state.GroupID
+	newFlow    bool // the message is a REGISTER over a flow that goes nowhere yet
 
 	// Of the batch in hand.
 	now   time.Time
@@ -87,6 +88,7 @@ func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 		r.reply(bad.Status, bad.Reason, remote)
 		return
 	}
+	r.newFlow = false
 	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.socket.addr, Remote: remote}
 	d := dispatch.Decide(dispatch.Input{
 		Message: &r.msg, Entry: r.socket.kind, Flow: flow, State: r.state, Sealer: r.tokens(r.state), Tables: r,
@@ -97,10 +99,18 @@ func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 			r.calls.put(r.callKey(r.msg.CallID()), d.Group, r.now, r.now.Add(r.kept()))
 		}
 		r.frame = link.SIP{To: d.Group, Entry: r.socket.kind, Flow: flow, Raw: raw}
+		if r.newFlow && d.User != "" {
+			if r.follow(r.frame) {
+				return
+			}
+			if k, ok := r.flowKey(flow); ok {
+				r.claim(k, d.Group)
+			}
+		}
 		r.deliver(&r.frame)
 		r.frame.Raw = nil
 	case dispatch.Reserve:
-		r.reserve(d.Kind, d.User, &link.SIP{Entry: r.socket.kind, Flow: flow, Raw: raw})
+		r.reserve(d.Kind, d.User, link.SIP{Entry: r.socket.kind, Flow: flow, Raw: raw})
 	case dispatch.Reply:
 		r.reply(d.Status, d.Reason, remote)
 	case dispatch.Drop:
@@ -119,13 +129,30 @@ func keepAlive(raw []byte) bool {
 	return true
 }
 
-// Flow implements dispatch.Tables.
+// Flow implements dispatch.Tables. Several users may register over a flow at
+// once: phones behind one address, accounts of one phone. They all go where
+// the first went, also before its registration binds the flow.
 func (r *receiver) Flow(flow sipmsg.Flow) (state.GroupID, bool) {
 	k, ok := r.flowKey(flow)
 	if !ok {
 		return 0, false
 	}
-	return r.flows.get(k, r.now, time.Time{})
+	if g, ok := r.flows.get(k, r.now, time.Time{}); ok {
+		return g, true
+	}
+	if r.msg.Method() != "REGISTER" {
+		return 0, false
+	}
+	g, ok := r.claims.get(k, r.now, time.Time{})
+	ok = ok && r.Reachable(g)
+	r.newFlow = !ok
+	return g, ok
+}
+
+// claim remembers where the first REGISTER over a flow went.
+func (f *Front) claim(k flowKey, group state.GroupID) {
+	now := time.Now()
+	f.claims.put(k, group, now, now.Add(claimKept))
 }
 
 // Call implements dispatch.Tables; an entry that is used is kept on.

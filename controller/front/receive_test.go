@@ -29,7 +29,7 @@ func TestDispatch(t *testing.T) {
 	}
 	f := newFront(t, cl)
 	w := connect(t, f, p1, i1, s1, p2, s2) // i2 is not connected
-	known, stranger := newPhone(t), newPhone(t)
+	known, stranger, other := newPhone(t), newPhone(t), newPhone(t)
 	f.Bind(known.flow(f, 'p'), p1, time.Now().Add(time.Hour))
 
 	route := func(mode token.Mode, g uint32) string {
@@ -57,7 +57,7 @@ func TestDispatch(t *testing.T) {
 		{"forged token", 'p', stranger, message("BYE sip:x@127.0.0.9 SIP/2.0", "Route: <sip:abcdefgh@127.0.0.1;lr>"), nil, 0, "forged-token"},
 		{"REGISTER on a known flow", 'p', known, message("REGISTER sip:ims.test SIP/2.0", alice), []uint32{p1}, 0, ""},
 		{"REGISTER of an assigned user", 'p', stranger, message("REGISTER sip:ims.test SIP/2.0", alice), []uint32{p2}, 0, ""},
-		{"REGISTER of a user without a group", 'p', stranger, message("REGISTER sip:ims.test SIP/2.0", dora), []uint32{p1}, 0, ""},
+		{"REGISTER of a user without a group", 'p', other, message("REGISTER sip:ims.test SIP/2.0", dora), []uint32{p1}, 0, ""},
 		{"REGISTER of an unknown user", 'p', stranger, message("REGISTER sip:ims.test SIP/2.0", mallory), []uint32{p1, p2}, 0, ""},
 		{"initial request on a known flow", 'p', known, message("INVITE sip:bob@ims.test SIP/2.0"), []uint32{p1}, 0, ""},
 		{"CANCEL on a known flow", 'p', known, message("CANCEL sip:bob@ims.test SIP/2.0"), []uint32{p1}, 0, ""},

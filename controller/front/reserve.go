@@ -21,50 +21,109 @@ type user struct {
 	name string
 }
 
-// reservations are those under way, each with the datagrams that wait for it.
+// reservations are those under way.
 type reservations struct {
 	mu      sync.Mutex
-	waiting map[user][]*link.SIP
+	waiting map[user]*reservation
+	flows   map[flowKey]*reservation // that decides to which P-CSCF a new flow goes
 	bytes   int
 }
 
-func (rs *reservations) init() { rs.waiting = make(map[user][]*link.SIP) }
+// reservation is what waits for one.
+type reservation struct {
+	queue []*link.SIP
+	flows []flowKey // its entries in the map of that name
+}
+
+func (rs *reservations) init() {
+	rs.waiting, rs.flows = make(map[user]*reservation), make(map[flowKey]*reservation)
+}
 
 // reserve asks for a group for a user, and delivers s, and what comes for the
-// user meanwhile, to it in order. s and name are copied.
-func (f *Front) reserve(kind state.Kind, name string, s *link.SIP) {
+// user or registers over the same flow meanwhile, to it in order. s and name
+// are copied.
+func (f *Front) reserve(kind state.Kind, name string, s link.SIP) {
+	if kind == state.PCSCF && f.follow(s) {
+		return
+	}
 	rs := &f.waiting
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	u := user{kind, strings.Clone(name)} // name may point into the datagram
-	queue, known := rs.waiting[u]
-	if !known && len(rs.waiting) >= maxReserves || len(queue) >= maxWaiting || rs.bytes+len(s.Raw) > maxWaitingBytes {
-		f.count.drop(ReserveFull)
+	u := user{kind, name}
+	r := rs.waiting[u]
+	known := r != nil
+	if !known {
+		if len(rs.waiting) >= maxReserves {
+			f.count.drop(ReserveFull)
+			return
+		}
+		r = &reservation{}
+	}
+	if !f.wait(r, s) {
 		return
+	}
+	if k, ok := f.flowKey(s.Flow); ok && kind == state.PCSCF && rs.flows[k] == nil {
+		rs.flows[k], r.flows = r, append(r.flows, k)
+	}
+	if !known {
+		u.name = strings.Clone(name) // it may point into the datagram
+		rs.waiting[u] = r
+		f.wg.Go(func() { f.resolve(u, r) })
+	}
+}
+
+// follow lets a REGISTER wait for the reservation that decides where its flow
+// goes; false if none is under way. s is copied.
+func (f *Front) follow(s link.SIP) bool {
+	k, ok := f.flowKey(s.Flow)
+	if !ok {
+		return false
+	}
+	f.waiting.mu.Lock()
+	defer f.waiting.mu.Unlock()
+	r := f.waiting.flows[k]
+	if r != nil {
+		f.wait(r, s)
+	}
+	return r != nil
+}
+
+// wait queues a copy of s, with mu held; false if it was dropped.
+func (f *Front) wait(r *reservation, s link.SIP) bool {
+	rs := &f.waiting
+	if len(r.queue) >= maxWaiting || rs.bytes+len(s.Raw) > maxWaitingBytes {
+		f.count.drop(ReserveFull)
+		return false
 	}
 	s.Raw = bytes.Clone(s.Raw)
 	rs.bytes += len(s.Raw)
-	if !known {
-		f.wg.Go(func() { f.resolve(u) })
-	}
-	rs.waiting[u] = append(queue, s)
+	r.queue = append(r.queue, &s)
+	return true
 }
 
 // resolve makes one reservation and delivers what waits for it.
-func (f *Front) resolve(u user) {
+func (f *Front) resolve(u user, r *reservation) {
 	ctx, cancel := context.WithTimeout(f.ctx, reserveWait)
 	group, err := f.cluster.Reserve(ctx, u.kind, u.name)
 	cancel()
 	rs := &f.waiting
 	for {
 		rs.mu.Lock()
-		queue := rs.waiting[u]
+		if err == nil {
+			for _, k := range r.flows {
+				f.claim(k, group)
+			}
+		}
+		queue := r.queue
 		if len(queue) == 0 {
 			delete(rs.waiting, u)
+			for _, k := range r.flows {
+				delete(rs.flows, k)
+			}
 			rs.mu.Unlock()
 			return
 		}
-		rs.waiting[u] = nil
+		r.queue = nil
 		for _, s := range queue {
 			rs.bytes -= len(s.Raw)
 		}

@@ -55,6 +55,68 @@ func TestDatagramsShareAReservationInOrder(t *testing.T) {
 	}
 }
 
+func TestUsersOfOneFlowRegisterAtOnePCSCF(t *testing.T) {
+	cl := newCluster(t)
+	asked, release := make(chan string, 10), make(chan struct{})
+	cl.reserve = func(_ context.Context, _ state.Kind, user string) (state.GroupID, error) {
+		asked <- user
+		<-release
+		return p1, nil
+	}
+	f := newFront(t, cl)
+	w := connect(t, f, p1, p2)
+	register := func(ph *phone, user string) {
+		ph.send(f.Addr('p'), message("REGISTER sip:ims.test SIP/2.0", "To: <sip:"+user+"@ims.test>"))
+	}
+	delivered := func(why string, group uint32) {
+		t.Helper()
+		if s := w.next(t); s.To != group {
+			t.Errorf("%s: went to group %d, want %d", why, s.To, group)
+		}
+	}
+	ph := newPhone(t)
+	register(ph, "dora")
+	<-asked
+	register(ph, "alice") // who is assigned to p2
+	register(ph, "erin")  // who is assigned to nobody
+	w.nothing(t)
+	close(release)
+	for range 3 {
+		delivered("a REGISTER while the first waits", p1)
+	}
+	register(ph, "alice")
+	delivered("a REGISTER before the first is answered", p1)
+	if len(asked) != 0 {
+		t.Errorf("asked for %q, too", <-asked)
+	}
+
+	other := newPhone(t)
+	register(other, "alice")
+	delivered("alice over a flow of her own", p2)
+	register(other, "dora")
+	delivered("dora over alice's flow", p2)
+	f.Bind(other.flow(f, 'p'), p1, time.Now().Add(time.Hour))
+	register(other, "alice")
+	delivered("a REGISTER over a bound flow", p1)
+}
+
+func TestAClaimOfAWorkerThatIsGoneDoesNotCount(t *testing.T) {
+	cl := newCluster(t)
+	cl.reserve = func(context.Context, state.Kind, string) (state.GroupID, error) { return p1, nil }
+	f := newFront(t, cl)
+	gone, stays := connect(t, f, p1), connect(t, f, p2)
+	ph := newPhone(t)
+	ph.send(f.Addr('p'), message("REGISTER sip:ims.test SIP/2.0", "To: <sip:dora@ims.test>"))
+	if s := gone.next(t); s.To != p1 {
+		t.Errorf("went to group %d, want %d", s.To, p1)
+	}
+	f.Detach(gone.near)
+	ph.send(f.Addr('p'), message("REGISTER sip:ims.test SIP/2.0", "To: <sip:alice@ims.test>"))
+	if s := stays.next(t); s.To != p2 {
+		t.Errorf("went to group %d, want %d", s.To, p2)
+	}
+}
+
 func TestWaitingDatagramsDoNotShareTheReadersBuffer(t *testing.T) {
 	cl := newCluster(t)
 	hold, asked := make(chan struct{}), make(chan string, 1)
@@ -97,7 +159,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	f := newFront(t, cl)
 	defer close(release)
 	for i := range maxReserves + 10 {
-		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), &link.SIP{Raw: []byte("x")})
+		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: []byte("x")})
 	}
 	if s := f.Stats(); s.Reserving != maxReserves || s.Dropped["reserve-full"] != 10 {
 		t.Errorf("%d under way, %d dropped; want %d and 10", s.Reserving, s.Dropped["reserve-full"], maxReserves)
@@ -112,7 +174,7 @@ func TestWaitingBytesAreBounded(t *testing.T) {
 	raw := make([]byte, maxPayload)
 	const fit = maxWaitingBytes / maxPayload
 	for i := range fit + 1 {
-		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), &link.SIP{Raw: raw})
+		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: raw})
 	}
 	if s := f.Stats(); s.Reserving != fit || s.Dropped["reserve-full"] != 1 {
 		t.Errorf("%d under way, %d dropped; want %d and 1", s.Reserving, s.Dropped["reserve-full"], fit)
