@@ -174,11 +174,18 @@ func TestEveryFlippedByteOfASnapshotIsNoticed(t *testing.T) {
 			t.Fatalf("cut to %d bytes: %v, want ErrCorrupt", at, err)
 		}
 	}
+	j = mustOpen(t, "d", Options{fs: whole.afterPowerCut(nil)})
+	want := content(j, 1)
+	must(t, j.Close())
 	for n := range whole.names {
 		missing := whole.afterPowerCut(nil)
 		delete(missing.names, n)
+		// A segment that the last compaction began may still be empty: without
+		// it nothing is missing.
 		if j, err := tryOpen(missing); err == nil {
-			t.Errorf("%s is missing and nobody noticed: %+v", n, j.Recovery())
+			if got := content(j, 1); !maps.Equal(got, want) {
+				t.Errorf("%s is missing and nobody noticed: %+v", n, j.Recovery())
+			}
 			j.Close()
 		}
 	}
