@@ -86,7 +86,10 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 	case state.SCSCF:
 		r := scscf.New(scscf.Config{
 			Group: g.ID, Sealer: sealer, ServiceAddr: addr, Domain: p.cfg.SIP.Domain, HSS: home, Log: p.log,
-			MinExpires: p.cfg.SIP.MinExpires, MaxExpires: p.cfg.SIP.MaxExpires, DefaultExpires: p.cfg.SIP.DefaultExpires,
+			Intervals: func() scscf.Intervals {
+				sip := p.now().SIP
+				return scscf.Intervals{Default: sip.DefaultExpires, Min: sip.MinExpires, Max: sip.MaxExpires}
+			},
 		}, c, p.store)
 		r.Load()
 		e.role = r

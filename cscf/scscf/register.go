@@ -201,7 +201,7 @@ func (c *CSCF) bind(r *transaction.Request, p hss.Profile, set int, list []wish,
 	if no != nil {
 		r.Reply(no.status, no.reason, func(resp *sipmsg.Message) {
 			if no.status == 423 {
-				resp.Set(sipmsg.MinExpires, strconv.Itoa(int(c.cfg.MinExpires/time.Second)))
+				resp.Set(sipmsg.MinExpires, strconv.Itoa(int(c.intervals().Min/time.Second)))
 			}
 		})
 	}

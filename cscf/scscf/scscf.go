@@ -49,23 +49,37 @@ type Config struct {
 	HSS         hss.HSS
 	Digest      *digest.Server // nil: one with the cluster's secret
 
-	DefaultExpires time.Duration // of a contact that asks for none; 1 h
-	MinExpires     time.Duration // shorter ones are answered 423; 60 s
-	MaxExpires     time.Duration // longer ones are shortened; 600000 s (TS 24.229 §5.4.1.2.2F)
-	MaxContacts    int           // of one user; 10
-	MaxCalls       int           // that are listed; 100000
-	Log            *slog.Logger
+	Intervals   func() Intervals // asked for each REGISTER; nil: the defaults
+	MaxContacts int              // of one user; 10
+	MaxCalls    int              // that are listed; 100000
+	Log         *slog.Logger
 }
 
-func (c Config) withDefaults() Config {
+// Intervals are the registration intervals that are granted. Zero means the
+// default.
+type Intervals struct {
+	Default time.Duration // of a contact that asks for none; 1 h
+	Min     time.Duration // shorter ones are answered 423; 60 s
+	Max     time.Duration // longer ones are shortened; 600000 s (TS 24.229 §5.4.1.2.2F)
+}
+
+func (c *CSCF) intervals() Intervals {
+	var i Intervals
+	if c.cfg.Intervals != nil {
+		i = c.cfg.Intervals()
+	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {
 			*d = value
 		}
 	}
-	set(&c.DefaultExpires, time.Hour)
-	set(&c.MinExpires, time.Minute)
-	set(&c.MaxExpires, 600000*time.Second)
+	set(&i.Default, time.Hour)
+	set(&i.Min, time.Minute)
+	set(&i.Max, 600000*time.Second)
+	return i
+}
+
+func (c Config) withDefaults() Config {
 	if c.MaxContacts == 0 {
 		c.MaxContacts = 10
 	}

@@ -309,6 +309,12 @@ func TestContacts(t *testing.T) {
 			is(200, `<sip:a@192.0.2.1>;+sip.instance="<urn:1>";reg-id=1;expires=3600`)("first", `Contact: <sip:a@192.0.2.1>;+sip.instance="<urn:1>";reg-id=1`),
 			is(200, `<sip:a@192.0.2.9>;+sip.instance="<urn:1>";reg-id=1;expires=3600`)("moved", `Contact: <sip:a@192.0.2.9>;+sip.instance="<urn:1>";reg-id=1`),
 		}},
+		{"the same instance without reg-id is one phone that moved", []step{
+			is(200, `<sip:a@192.0.2.1>;+sip.instance="<urn:1>";expires=3600`)("first", `Contact: <sip:a@192.0.2.1>;+sip.instance="<urn:1>"`),
+			is(200, `<sip:a@192.0.2.9>;+sip.instance="<urn:1>";expires=3600`)("moved", `Contact: <sip:a@192.0.2.9>;+sip.instance="<urn:1>"`),
+			is(200, `<sip:a@192.0.2.9>;+sip.instance="<urn:1>";expires=3600`, `<sip:b@192.0.2.9>;+sip.instance="<urn:2>";expires=3600`)(
+				"another phone", `Contact: <sip:b@192.0.2.9>;+sip.instance="<urn:2>"`),
+		}},
 		{"q is kept", []step{
 			is(200, "<sip:a@192.0.2.1>;q=0.5;expires=3600")("valid", "Contact: <sip:a@192.0.2.1>;q=0.5"),
 			is(400)("malformed", "Contact: <sip:a@192.0.2.1>;q=2"),
