@@ -52,7 +52,8 @@ func refuse(status int, reason string) *refusal { return &refusal{status, reason
 // wishes reads the contacts of a REGISTER; all means "*", that every contact
 // shall be removed (RFC 3261 §10.3).
 func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
-	header := c.cfg.DefaultExpires
+	otherwise := c.intervals().Default
+	header := otherwise
 	if v, ok := m.Value(sipmsg.Expires); ok {
 		header = lifetime(v, header)
 	}
@@ -71,7 +72,7 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 		}
 		w := wish{contact: contact{URI: a.URI, Params: string(a.Params.Without("expires")), Q: 1000}, lifetime: header}
 		if text, ok := a.Params.Value("expires"); ok {
-			w.lifetime = lifetime(text, c.cfg.DefaultExpires)
+			w.lifetime = lifetime(text, otherwise)
 		}
 		if text, ok := a.Params.Value("q"); ok {
 			if w.Q, ok = quality(text); !ok {
@@ -203,8 +204,9 @@ func (c *CSCF) merge(old []contact, list []wish, all bool, from contact, now tim
 		}
 		return slices.DeleteFunc(next, func(a contact) bool { return a.Set == from.Set }), nil
 	}
+	granted := c.intervals()
 	for _, w := range list {
-		if w.lifetime != 0 && w.lifetime < c.cfg.MinExpires {
+		if w.lifetime != 0 && w.lifetime < granted.Min {
 			return nil, refuse(423, "")
 		}
 		matches := func(a contact) bool { return a.Set == from.Set && a.same(&w.contact) }
@@ -216,7 +218,7 @@ func (c *CSCF) merge(old []contact, list []wish, all bool, from contact, now tim
 		i := slices.IndexFunc(next, matches)
 		a := w.contact.own()
 		a.Set, a.CallID, a.CSeq, a.Path = from.Set, from.CallID, from.CSeq, from.Path
-		a.Expires = now.Add(min(w.lifetime, c.cfg.MaxExpires))
+		a.Expires = now.Add(min(w.lifetime, granted.Max))
 		switch {
 		case w.lifetime == 0 && i >= 0:
 			next = slices.Delete(next, i, i+1)
