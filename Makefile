@@ -14,6 +14,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 build: have-go ## build bin/bellwether, one static program
+	@test -e bin/bellwether || echo "Building; the first time this takes a minute or so ..."
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/bellwether ./appliance/cmd/bellwether
 
 demo: build ## run a cluster of three nodes with calling phones, on this machine

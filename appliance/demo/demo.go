@@ -59,6 +59,8 @@ type Result struct {
 	RTPReceived    uint64  `json:"rtp_received"`
 	AudioOK        bool    `json:"audio_ok"`   // in every call both sides heard the other's tone and got at least 95 % of the packets
 	UpSeconds      float64 `json:"up_seconds"` // from the start until all nodes served
+
+	Failures []string `json:"failures"` // what failed and how often, the most frequent first
 }
 
 // ErrFailed means that the demo ran and something in it failed.
@@ -148,6 +150,9 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}
 	cancel()
+	if o.Keep {
+		f.unregister(ctx) // nobody is to ring phones that are gone
+	}
 	f.close()
 	if !o.Keep {
 		if err := stop(); err != nil {
@@ -156,14 +161,19 @@ func Run(ctx context.Context, o Options) error {
 	} else {
 		stopped = true
 	}
-	if err := print(o, res, f.reasons()); err != nil {
+	if res.Failures = f.reasons(); res.Failures == nil {
+		res.Failures = []string{}
+	}
+	if err := print(o, res); err != nil {
 		return err
 	}
 	if o.Keep {
 		kept(o.Err, c, dir, password)
 	}
 	if res.CallsFailed > 0 || res.Registered < subscribers || !res.AudioOK || res.Nodes < len(c.Nodes) {
-		return ErrFailed
+		return fmt.Errorf("%w: %s", ErrFailed, strings.Join(append([]string{
+			fmt.Sprintf("%d calls failed, %d of %d phones registered, %d of %d nodes up", res.CallsFailed, res.Registered, subscribers, res.Nodes, len(c.Nodes)),
+		}, res.Failures...), "; "))
 	}
 	return nil
 }
@@ -179,16 +189,22 @@ func provision(ctx context.Context, c *localcluster.Cluster, password string) er
 		}
 		all = append(all, n)
 	}
-	_, err := c.Nodes[0].Admin.ImportSubscribers(ctx, append(all, guest(password)))
+	for _, name := range guests {
+		all = append(all, guest(name, password))
+	}
+	_, err := c.Nodes[0].Admin.ImportSubscribers(ctx, all)
 	return err
 }
+
+// guests are the accounts for phones of the user's own.
+var guests = []string{"alice", "bob"}
 
 // guest is one more subscriber, for a real phone beside the built-in ones. It
 // is challenged with MD5 only: many phones, Debian's baresip among them, give
 // up at a challenge that names another algorithm as well, though RFC 7616 §3.3
 // tells them to ignore it.
-func guest(password string) api.NewSubscriber {
-	impi := "alice@" + Domain
+func guest(name, password string) api.NewSubscriber {
+	impi := name + "@" + Domain
 	ha1 := credentials(impi, Domain, password)
 	ha1.SHA256 = ""
 	return api.NewSubscriber{IMPI: impi, Realm: Domain, HA1: ha1, Identities: []api.Identity{{URI: "sip:" + impi}}}
@@ -206,16 +222,14 @@ func show(ctx context.Context, w io.Writer, f *fleet, began time.Time) {
 		r := f.result()
 		n := strconv.Itoa
 		items := []statusline.Item{
+			{Value: time.Since(began).Round(time.Second).String()},
 			{Value: n(r.CallsOK), Label: "calls ok"},
 			{Value: n(r.CallsFailed), Label: "failed", Bad: r.CallsFailed > 0},
 			{Value: n(f.active()), Label: "up"},
+			{Value: share(r.RTPReceived, r.RTPExpected), Label: "audio", Bad: r.CallsOK > 0 && !r.AudioOK},
+			{Value: "ctrl+c", Label: "ends"},
 			{Value: n(r.Registered), Label: "registered", Bad: r.Registered < subscribers},
 			{Value: n(r.CrossNodeCalls), Label: "across nodes"},
-			{Value: share(r.RTPReceived, r.RTPExpected), Label: "of audio"},
-			{Value: time.Since(began).Round(time.Second).String()},
-		}
-		if ctx.Done() != nil {
-			items = append(items, statusline.Item{Value: "ctrl+c", Label: "ends"})
 		}
 		if line.Show(time.Now(), items...) != nil {
 			return // nobody reads: the demo goes on
@@ -237,7 +251,7 @@ func share(part, whole uint64) string {
 }
 
 // print writes the result as asked.
-func print(o Options, r Result, reasons []string) error {
+func print(o Options, r Result) error {
 	if o.JSON {
 		return json.NewEncoder(o.Out).Encode(r)
 	}
@@ -247,7 +261,7 @@ func print(o Options, r Result, reasons []string) error {
 	}
 	_, err := fmt.Fprintf(o.Out, "%d nodes, %s leads, %d phones registered\n%d calls succeeded (%d across nodes), %d failed\n%d of %d audio packets arrived (%s); %s\n",
 		r.Nodes, r.Leader, r.Registered, r.CallsOK, r.CrossNodeCalls, r.CallsFailed, r.RTPReceived, r.RTPExpected, share(r.RTPReceived, r.RTPExpected), audio)
-	for _, s := range reasons {
+	for _, s := range r.Failures {
 		fmt.Fprintln(o.Out, " ", s)
 	}
 	return err
@@ -266,11 +280,12 @@ func kept(w io.Writer, c *localcluster.Cluster, dir, password string) {
 	}
 	fmt.Fprintf(w, `
 The cluster goes on running in %[1]s.
-Register a phone:  sip:alice@%[2]s, user alice@%[2]s, password %[3]s,
-                   outbound proxy sip:%[4]s (UDP) or any other node's address
+Register phones:   alice and bob (user alice@%[2]s and so on), password %[3]s, MD5 digest,
+                   outbound proxy %[4]s, %[8]s or %[9]s over UDP
   with baresip:    <sip:alice@%[2]s>;auth_user=alice@%[2]s;auth_pass=%[3]s;outbound="sip:%[4]s";regint=600
-                   (a line of ~/.baresip/accounts)
+                   (a line of ~/.baresip/accounts; a second phone as bob, then dial sip:bob@%[2]s)
 Look at it:        %[5]s status --socket %[6]s
-Stop it:           kill %[7]s
-`, dir, Domain, password, n.P(), binary, n.AdminSocket(), strings.Join(pids, " "))
+                   (also user show alice, call list, worker list)
+Stop it:           kill %[7]s; rm -r %[1]s
+`, dir, Domain, password, n.P(), binary, n.AdminSocket(), strings.Join(pids, " "), c.Nodes[1].P(), c.Nodes[2].P())
 }

@@ -3,7 +3,7 @@ package demo
 import "testing"
 
 func TestGuestIsChallengedWithMD5Only(t *testing.T) {
-	g := guest("secret")
+	g := guest("alice", "secret")
 	if err := g.Check(); err != nil {
 		t.Fatal(err)
 	}

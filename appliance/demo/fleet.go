@@ -130,6 +130,22 @@ func (f *fleet) register(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// unregister takes the phones off the cluster.
+func (f *fleet) unregister(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	slots := make(chan struct{}, registerAtOnce)
+	var wg sync.WaitGroup
+	for _, m := range f.phones {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			_ = m.Unregister(ctx) // it expires by itself otherwise
+		})
+	}
+	wg.Wait()
+}
+
 func (f *fleet) registered() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -60,34 +60,37 @@ type Detection struct {
 const Quiet = -50
 
 // Detect finds which of the candidate frequencies (Hz) has most power in pcm,
-// by the Goertzel algorithm over blocks whose powers are added up. It reports
-// false if pcm is shorter than one Block, if it is quieter than Quiet, or if
-// there are no candidates. The caller judges Detection.SNR: a wrong tone or
-// noise gives some candidate the most power, but a low SNR.
+// by the Goertzel algorithm over blocks whose powers are added up. Blocks that
+// are quieter than Quiet say nothing: silence between words, or where a sender
+// was held up, does not make a tone unclear. It reports false if no block is
+// louder, or if there are no candidates. The caller judges Detection.SNR: a
+// wrong tone or noise gives some candidate the most power, but a low SNR.
 func Detect(pcm []int16, candidates []float64) (Detection, bool) {
-	blocks := len(pcm) / Block
-	if blocks == 0 || len(candidates) == 0 {
-		return Detection{}, false
-	}
-	pcm = pcm[:blocks*Block]
-
 	var total float64
-	for _, s := range pcm {
-		total += float64(s) * float64(s)
+	var blocks [][]int16
+	for b := 0; b+Block <= len(pcm); b += Block {
+		block := pcm[b : b+Block]
+		var sum float64
+		for _, s := range block {
+			sum += float64(s) * float64(s)
+		}
+		if decibel(sum/Block, fullScale) >= Quiet {
+			blocks, total = append(blocks, block), total+sum/Block
+		}
 	}
-	total /= float64(len(pcm))
-	if decibel(total, fullScale) < Quiet {
+	if len(blocks) == 0 {
 		return Detection{}, false
 	}
+	total /= float64(len(blocks))
 
 	var best Detection
 	var power float64
 	for _, hz := range candidates {
 		var p float64
-		for b := range blocks {
-			p += goertzel(pcm[b*Block:(b+1)*Block], hz)
+		for _, block := range blocks {
+			p += goertzel(block, hz)
 		}
-		if p /= float64(blocks); p > power {
+		if p /= float64(len(blocks)); p > power {
 			best.Hz, power = hz, p
 		}
 	}

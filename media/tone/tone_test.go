@@ -154,3 +154,17 @@ func BenchmarkDetectOneSecondAmong20(b *testing.B) {
 		Detect(pcm, hz)
 	}
 }
+
+func TestSilenceDoesNotMakeAToneUnclear(t *testing.T) {
+	for _, silent := range []int{0, 1, 5, 9} { // of ten blocks
+		pcm := make([]int16, 10*Block)
+		NewGenerator(1000, 8000).Fill(pcm[silent*Block:])
+		d, ok := Detect(pcm, []float64{500, 1000})
+		if !ok || d.Hz != 1000 || d.SNR < 40 {
+			t.Errorf("%d of 10 blocks silent: heard %+v, %v", silent, d, ok)
+		}
+	}
+	if d, ok := Detect(make([]int16, 10*Block), []float64{500}); ok {
+		t.Errorf("heard %+v in silence", d)
+	}
+}
