@@ -49,16 +49,16 @@ type Options struct {
 
 // Result is what the demo saw.
 type Result struct {
-	Nodes          int     `json:"nodes"`      // connected at the end
-	Leader         string  `json:"leader"`     // node that leads the controllers
-	Registered     int     `json:"registered"` // phones that registered
-	CallsOK        int     `json:"calls_ok"`
-	CallsFailed    int     `json:"calls_failed"`
-	CrossNodeCalls int     `json:"cross_node_calls"` // of calls_ok: caller and callee are served by workers of different nodes
-	RTPExpected    uint64  `json:"rtp_expected"`     // packets, both directions
-	RTPReceived    uint64  `json:"rtp_received"`
-	AudioOK        bool    `json:"audio_ok"`   // in every call both sides heard the other's tone and got at least 95 % of the packets
-	UpSeconds      float64 `json:"up_seconds"` // from the start until all nodes served
+	Nodes          int    `json:"nodes"`      // connected at the end
+	Leader         string `json:"leader"`     // node that leads the controllers
+	Registered     int    `json:"registered"` // phones that registered
+	CallsOK        int    `json:"calls_ok"`
+	CallsFailed    int    `json:"calls_failed"`
+	CrossNodeCalls int    `json:"cross_node_calls"` // of calls_ok: caller and callee are served by workers of different nodes
+	RTPExpected    uint64 `json:"rtp_expected"`     // packets, both directions
+	RTPReceived    uint64 `json:"rtp_received"`
+	AudioOK        bool   `json:"audio_ok"` // in every call both sides heard the other's tone and got at least 95 % of the packets
+	UpMS           int64  `json:"up_ms"`    // from the start until all nodes served
 
 	Failures []string `json:"failures"` // what failed and how often, the most frequent first
 }
@@ -139,7 +139,7 @@ func Run(ctx context.Context, o Options) error {
 	wg.Wait()
 
 	res := f.result()
-	res.UpSeconds = up.Round(time.Millisecond).Seconds()
+	res.UpMS = up.Milliseconds()
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	if st, err := c.Nodes[0].Admin.Status(sctx); err == nil {
 		res.Leader = st.Leader
