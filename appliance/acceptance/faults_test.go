@@ -42,7 +42,7 @@ func children(t testing.TB, n *localcluster.Node, name string) []int {
 			continue
 		}
 		args, _ := os.ReadFile(filepath.Join(filepath.Dir(f), "cmdline"))
-		if word := strings.Split(string(args), "\x00"); name != "" && (len(word) < 2 || word[1] != name) {
+		if word := strings.Split(string(args), "\x00"); name != "" && (len(word) < 2 || word[1] != name+"-process") {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil {

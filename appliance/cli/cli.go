@@ -132,7 +132,8 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.socket, "socket", "", "`PATH` of the node's admin socket (default: as the configuration says)")
 	f.BoolVar(&a.json, "json", false, "print JSON")
 	root.AddCommand(
-		a.node(), a.front(), a.worker(), a.demo(), a.reload(),
+		a.node(), a.hiddenProcess("front-process", a.hooks.Front), a.hiddenProcess("worker-process", a.hooks.Worker),
+		a.worker(), a.demo(), a.reload(),
 		a.status(), a.users(), a.calls(), a.subscribers(), a.cluster(), a.version(),
 	)
 	root.SetHelpCommand(help(root))

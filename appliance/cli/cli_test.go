@@ -206,6 +206,8 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"worker lst", `there is no command "worker lst"; did you mean list?`},
 		{"user list", `there is no command "user list"; write bellwether subscriber list, or bellwether user show IDENTITY for who is registered`},
 		{"worker", "bellwether worker needs a command; write one of list, show"},
+		{"worker -c n1.yaml", "bellwether worker needs a command; write one of list, show"},
+		{"front -c n1.yaml", `there is no command "front"; see bellwether --help`},
 		{"subscriber", "bellwether subscriber needs a command; write one of add, export, import, list, remove, show"},
 		{"worker show", "bellwether worker show needs the ID of a worker; see bellwether worker show --help"},
 		{"worker show a b", `bellwether worker show takes no "b"; see bellwether worker show --help`},
@@ -241,7 +243,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 			if r.code != OK || r.err != "" || !strings.Contains(r.out, "Usage:\n  bellwether") {
 				t.Errorf("%v: code %d, stderr %q, stdout %q", args, r.code, r.err, r.out)
 			}
-			if strings.Contains(r.out, "  front ") {
+			if strings.Contains(r.out, "front-process") {
 				t.Errorf("%v shows a hidden command", args)
 			}
 		}
@@ -296,7 +298,7 @@ func TestHooksGetWhatTheFlagsSay(t *testing.T) {
 		Node: note("node"), Front: note("front"), Worker: note("worker"),
 		Demo: func(_ context.Context, o DemoOptions) error { demo = o; fmt.Fprintln(o.Out, "{}"); return nil },
 	}
-	for _, command := range []string{"node", "node -c a.yaml", "front -c b.yaml", "worker --config c.yaml"} {
+	for _, command := range []string{"node", "node -c a.yaml", "front-process -c b.yaml", "worker-process --config c.yaml"} {
 		if r := run(t, h, "", strings.Fields(command)...); r != (result{}) {
 			t.Errorf("%s = %+v", command, r)
 		}

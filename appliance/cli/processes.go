@@ -23,25 +23,16 @@ func (a *app) node() *cobra.Command {
 	return c
 }
 
-// front is for the supervisor alone.
-func (a *app) front() *cobra.Command {
-	run := a.process("front", a.hooks.Front)
-	return &cobra.Command{Use: "front", Hidden: true, Args: exactly(),
+// hiddenProcess is one that the supervisor of a node starts, and nobody else.
+func (a *app) hiddenProcess(name string, hook func(context.Context, string) error) *cobra.Command {
+	run := a.process(name, hook)
+	return &cobra.Command{Use: name, Hidden: true, Args: exactly(),
 		RunE: func(c *cobra.Command, _ []string) error { return run(c) }}
 }
 
-// worker shows workers; with -c alone it is one, for the supervisor.
+// worker shows workers.
 func (a *app) worker() *cobra.Command {
-	run := a.process("worker", a.hooks.Worker)
-	g := group("worker", "Look at the workers", []string{"workers"}, a.workerList(), a.workerShow())
-	refuse := g.RunE
-	g.RunE = func(c *cobra.Command, args []string) error {
-		if c.Flags().Changed("config") {
-			return run(c)
-		}
-		return refuse(c, args)
-	}
-	return g
+	return group("worker", "Look at the workers", []string{"workers"}, a.workerList(), a.workerShow())
 }
 
 // process makes the function of a command that is a long-running process.

@@ -96,10 +96,10 @@ func (n *Node) Run(ctx context.Context) error {
 	env := []string{inUse + "=" + file}
 	var children []supervisor.Child
 	if isController(cfg) {
-		children = append(children, supervisor.Child{Name: "front", Args: []string{"front", "-c", n.File}, Env: env})
+		children = append(children, supervisor.Child{Name: "front", Args: []string{"front-process", "-c", n.File}, Env: env})
 	}
 	if len(cfg.Workers) > 0 {
-		children = append(children, supervisor.Child{Name: "worker", Args: []string{"worker", "-c", n.File}, Env: env})
+		children = append(children, supervisor.Child{Name: "worker", Args: []string{"worker-process", "-c", n.File}, Env: env})
 	}
 	reports := newExits(filepath.Join(cfg.Node.RunDir, workerproc.SocketName), n.log)
 	ctx, cancel := context.WithCancel(ctx)

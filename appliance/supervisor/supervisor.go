@@ -26,7 +26,7 @@ const stopLimit = 10 * time.Second
 // Child is a process to keep running.
 type Child struct {
 	Name string   // in reports
-	Args []string // of this program, such as "worker", "-c", FILE
+	Args []string // of this program, such as "worker-process", "-c", FILE
 	Env  []string // beside the supervisor's own
 }
 
