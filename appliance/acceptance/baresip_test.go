@@ -281,9 +281,7 @@ func TestBaresipPhonesHearEachOther(t *testing.T) {
 		startBaresip(t, c.Node("n1"), addr(1), users[0], tones[0]),
 		startBaresip(t, c.Node("n2"), addr(2), users[1], tones[1]),
 	}
-	for _, p := range phones {
-		p.until(t, "REGISTER_OK", 1)
-	}
+	whereabouts(t, c.Node("n3"), users) // returns when they are registered
 	for i, caller := range phones {
 		called := phones[1-i]
 		caller.do(t, "dial", "sip:"+called.user+"@"+domain)
