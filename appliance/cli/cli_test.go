@@ -72,12 +72,12 @@ func cluster() *admintest.Source {
 				{Name: "n2", Address: "10.0.0.2:7400", Service: "10.0.0.2", Controller: true, Leader: true, Version: "1.2"},
 			},
 			Workers: []api.Worker{
-				{ID: "p1", Kind: "p-cscf", Node: "n1", Group: 1, Serving: "p1", Users: 3, Calls: 1, Load: 0.25, Connected: true},
-				{ID: "s1", Kind: "s-cscf", Node: "n2", Group: 2, Serving: "s1"},
+				{ID: "p1", Kind: "p-cscf", Node: "n1", Group: 1, Serving: "p1", Users: 3, Load: 0.25, Connected: true},
+				{ID: "s1", Kind: "s-cscf", Node: "n2", Group: 2, Serving: "s1", Calls: new(int)},
 			},
 			Alarms: []api.Alarm{{Code: "child_crashed", Severity: "warning", Node: "n2", Since: at(0), Text: "the worker process ended with signal SIGKILL", WhatToDo: "see its log"}},
 		},
-		Users: []api.User{{
+		Registered: []api.User{{
 			Identity: "sip:alice@example.test", IMPI: "alice@example.test", Identities: []string{"sip:alice@example.test", "tel:+491"},
 			PCSCF: api.Serving{Home: "p1", Serving: "p1"}, SCSCF: api.Serving{Home: "s1", Serving: "s2"},
 			Contacts: []api.Contact{{URI: "sip:alice@192.0.2.7:5060", Flow: "udp 10.0.0.1:5060 192.0.2.7:5060", Q: 0.5, Expires: at(2)}},
@@ -106,7 +106,7 @@ n1    10.0.0.1:7400    10.0.0.1         controller  yes        1.2
 n2    10.0.0.2:7400    10.0.0.2         leader      no         1.2
 
 WORKER  KIND    NODE  GROUP  SERVED BY  USERS  CALLS  LOAD  CONNECTED
-p1      p-cscf  n1    1      p1         3      1      0.25  yes
+p1      p-cscf  n1    1      p1         3      -      0.25  yes
 s1      s-cscf  n2    2      s1         0      0      0.00  no
 
 WARNING: the worker process ended with signal SIGKILL (node n2, since 2026-11-30 12:00:00); see its log
@@ -116,11 +116,11 @@ n1    10.0.0.1:7400    10.0.0.1         controller  yes        1.2
 n2    10.0.0.2:7400    10.0.0.2         leader      no         1.2
 `},
 		{"worker list", `WORKER  KIND    NODE  GROUP  SERVED BY  USERS  CALLS  LOAD  CONNECTED
-p1      p-cscf  n1    1      p1         3      1      0.25  yes
+p1      p-cscf  n1    1      p1         3      -      0.25  yes
 s1      s-cscf  n2    2      s1         0      0      0.00  no
 `},
 		{"worker show p1", `WORKER  KIND    NODE  GROUP  SERVED BY  USERS  CALLS  LOAD  CONNECTED
-p1      p-cscf  n1    1      p1         3      1      0.25  yes
+p1      p-cscf  n1    1      p1         3      -      0.25  yes
 `},
 		{"user show +491", `Identity             sip:alice@example.test
 IMPI                 alice@example.test
@@ -158,7 +158,7 @@ func TestJSONIsTheAPIsStructs(t *testing.T) {
 		{"node list", src.State.Nodes},
 		{"worker list", src.State.Workers},
 		{"worker show p1", src.State.Workers[0]},
-		{"user show alice@EXAMPLE.test", src.Users[0]},
+		{"user show alice@EXAMPLE.test", src.Registered[0]},
 		{"call list", src.CallList},
 		{"reload", src.Reloaded},
 		{"subscriber list", []any{}},

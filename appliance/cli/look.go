@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -133,7 +134,11 @@ func (a *app) workerIDs(cmd *cobra.Command) []string {
 func printWorkers(w io.Writer, list []api.Worker) error {
 	t := newTable(w, "WORKER", "KIND", "NODE", "GROUP", "SERVED BY", "USERS", "CALLS", "LOAD", "CONNECTED")
 	for _, x := range list {
-		t.add(x.ID, x.Kind, x.Node, x.Group, x.Serving, x.Users, x.Calls, fmt.Sprintf("%.2f", x.Load), yes(x.Connected))
+		calls := "" // this kind keeps none
+		if x.Calls != nil {
+			calls = strconv.Itoa(*x.Calls)
+		}
+		t.add(x.ID, x.Kind, x.Node, x.Group, x.Serving, x.Users, calls, fmt.Sprintf("%.2f", x.Load), yes(x.Connected))
 	}
 	return t.end()
 }

@@ -51,6 +51,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		labels := []string{w.ID, string(w.Kind), w.Node}
 		if w.Kind != state.ICSCF {
 			gauge(descUsers, float64(g.Users), labels...)
+		}
+		if keepsCalls(w.Kind) {
 			gauge(descCalls, float64(l.Calls), labels...)
 		}
 		gauge(descLoad, l.Load, labels...)

@@ -47,8 +47,8 @@ func (s source) Status(ctx context.Context) (api.Status, error) {
 	}
 	seen := 0
 	for _, w := range out.Workers {
-		if w.Kind == string(state.SCSCF) {
-			seen += w.Calls
+		if w.Calls != nil {
+			seen += *w.Calls
 		}
 	}
 	out.Calls = (seen + 1) / 2 // each call has an originating and a terminating half
@@ -79,13 +79,21 @@ func (s source) Workers(context.Context) ([]api.Worker, error) {
 	for w := range st.Workers() {
 		g, _ := st.Group(w.Group)
 		l, connected := loads[w.Group]
-		out = append(out, api.Worker{
+		aw := api.Worker{
 			ID: w.ID, Kind: string(w.Kind), Node: w.Node, Group: w.Group, Serving: g.Serving,
-			Users: g.Users, Calls: l.Calls, Load: l.Load, Connected: connected,
-		})
+			Users: g.Users, Load: l.Load, Connected: connected,
+		}
+		if keepsCalls(w.Kind) {
+			aw.Calls = &l.Calls
+		}
+		out = append(out, aw)
 	}
 	return out, nil
 }
+
+// keepsCalls reports whether workers of a kind know the calls in progress: the
+// P-CSCF and the I-CSCF know transactions only.
+func keepsCalls(k state.Kind) bool { return k == state.SCSCF }
 
 func (s source) Worker(ctx context.Context, id string) (api.Worker, error) {
 	all, _ := s.Workers(ctx)
@@ -125,6 +133,35 @@ func (s source) canonical(identity string) (string, error) {
 		return "", api.Errorf(api.Invalid, "%q is not an identity", identity).Advise("write it as sip:user@domain or tel:+number")
 	}
 	return u.AOR(), nil
+}
+
+// Users lists the users of the S-CSCFs.
+func (s source) Users(_ context.Context, after string, limit int) (api.UserPage, error) {
+	st := s.p.ctl.State()
+	var page api.UserPage
+	listed, last := 0, ""
+	for sub := range st.SubscribersAfter(after) {
+		sc, ok := s.serving(st, state.SCSCF, sub.IMPI)
+		if !ok {
+			continue
+		}
+		if listed == limit {
+			page.Next = last
+			break
+		}
+		listed, last = listed+1, sub.IMPI
+		known := len(page.Users)
+		for _, id := range sub.Identities {
+			if pc, ok := s.serving(st, state.PCSCF, id.URI); ok {
+				page.Users = append(page.Users, api.Registration{Identity: id.URI, IMPI: sub.IMPI, PCSCF: pc, SCSCF: sc})
+			}
+		}
+		if len(page.Users) == known {
+			i := max(0, slices.IndexFunc(sub.Identities, func(id state.Identity) bool { return !id.Barred }))
+			page.Users = append(page.Users, api.Registration{Identity: sub.Identities[i].URI, IMPI: sub.IMPI, SCSCF: sc})
+		}
+	}
+	return page, nil
 }
 
 func (s source) User(ctx context.Context, identity string) (api.User, error) {
@@ -266,11 +303,11 @@ func (s source) Subscriber(_ context.Context, name string) (api.Subscriber, erro
 			return shown(sub), nil
 		}
 	}
-	return api.Subscriber{}, api.Errorf(api.NotFound, "no subscriber is called %q", name).Advise("list them with 'bellwether subscriber list'")
+	return api.Subscriber{}, noSubscriber(name)
 }
 
 // stored turns what an operator gives into what the state keeps.
-func (s source) stored(n api.NewSubscriber) (state.Subscriber, error) {
+func (s source) stored(n api.NewSubscriber) (state.Subscriber, *api.Error) {
 	out := state.Subscriber{IMPI: n.IMPI, Realm: n.Realm, HA1: state.HA1{}}
 	if out.Realm == "" {
 		out.Realm = s.p.cfg.SIP.Domain
@@ -296,18 +333,50 @@ func (s source) AddSubscriber(ctx context.Context, n api.NewSubscriber, replace 
 	if err != nil {
 		return err
 	}
-	err = s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
+	refusal := s.propose(ctx, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{sub}, New: !replace}})
 	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.Conflict {
-		if _, exists := s.p.ctl.State().Subscriber(sub.IMPI); exists && !replace {
-			return e.Advise("see 'bellwether subscriber show " + sub.IMPI + "', or give --replace")
+	if !errors.As(refusal, &e) || e.Code != api.Conflict {
+		return refusal
+	}
+	st := s.p.ctl.State()
+	if _, exists := st.Subscriber(sub.IMPI); exists && !replace {
+		return e.Advise("see 'bellwether subscriber show " + sub.IMPI + "', or give --replace")
+	}
+	if _, err := taken(st, []state.Subscriber{sub}); err != nil {
+		return err
+	}
+	return refusal
+}
+
+// taken finds the first of subs that has an identity of a subscriber who is
+// not among them.
+func taken(st *state.State, subs []state.Subscriber) (int, *api.Error) {
+	among := map[string]bool{}
+	for _, sub := range subs {
+		among[sub.IMPI] = true
+	}
+	for i, sub := range subs {
+		for _, id := range sub.Identities {
+			if other, ok := st.SubscriberByIdentity(id.URI); ok && !among[other.IMPI] {
+				return i, api.Errorf(api.Conflict, "%s belongs to subscriber %s", id.URI, other.IMPI).
+					Advise("see 'bellwether subscriber show " + other.IMPI + "'; an identity has one subscriber")
+			}
 		}
+	}
+	return 0, nil
+}
+
+func (s source) RemoveSubscriber(ctx context.Context, impi string) error {
+	err := s.propose(ctx, state.Command{RemoveSubscriber: &state.RemoveSubscriber{IMPI: impi}})
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.NotFound {
+		return noSubscriber(impi)
 	}
 	return err
 }
 
-func (s source) RemoveSubscriber(ctx context.Context, impi string) error {
-	return s.propose(ctx, state.Command{RemoveSubscriber: &state.RemoveSubscriber{IMPI: impi}})
+func noSubscriber(name string) error {
+	return api.Errorf(api.NotFound, "no subscriber is called %q", name).Advise("list them with 'bellwether subscriber list'")
 }
 
 func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) (api.ImportResult, error) {
@@ -317,7 +386,7 @@ func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) 
 	for _, n := range all {
 		sub, err := s.stored(n)
 		if err != nil {
-			return api.ImportResult{}, err
+			return api.ImportResult{}, err.OnLine(n.Line)
 		}
 		if _, ok := st.Subscriber(n.IMPI); ok {
 			res.Replaced++
@@ -331,8 +400,12 @@ func (s source) ImportSubscribers(ctx context.Context, all []api.NewSubscriber) 
 		return api.ImportResult{}, err
 	}
 	// All or nothing: first on a copy of the state, which shows every conflict.
-	next := st
+	next, first := st, 0
 	for _, c := range cmds {
+		if i, err := taken(next, c.PutSubscribers.Subscribers); err != nil {
+			return api.ImportResult{}, err.OnLine(all[first+i].Line)
+		}
+		first += len(c.PutSubscribers.Subscribers)
 		var rs []state.Result
 		next, rs = next.Apply(next.Index()+1, []state.Command{c})
 		if err := refused(rs[0].Check()); err != nil {
@@ -405,8 +478,8 @@ func (s source) commit(ctx context.Context, c state.Command) error {
 		return refused(res.Err)
 	}
 	if err != nil {
-		return api.Errorf(api.NoLeader, "the controllers did not commit the change: %v", err).
-			Advise("look at 'bellwether status'; it is not known whether the change took effect")
+		return api.Errorf(api.NoLeader, "the controllers did not commit the change within %v, and it is not known whether it took effect", proposeWithin).
+			Advise("wait until 'bellwether status' shows a leader, then see whether the change is there")
 	}
 	return nil
 }

@@ -57,10 +57,10 @@ func cluster() *admintest.Source {
 			Workers: []api.Worker{{ID: "p1", Kind: "p-cscf", Node: "n1", Users: 3}},
 			Alarms:  []api.Alarm{{Code: "child_crashed", Severity: "warning", Node: "n2"}},
 		},
-		Users:    []api.User{{Identity: "sip:alice@example.test", Identities: []string{"sip:alice@example.test", "tel:+491"}, IMPI: "alice@example.test"}},
-		CallList: []api.Call{{CallID: "x@y", From: "sip:alice@example.test", To: "sip:bob@example.test", State: "ringing"}},
-		Release:  api.Version{Version: "1.2", Node: "n1"},
-		Reloaded: api.Reload{Applied: []api.Change{{Key: "log.level", Old: "INFO", New: "DEBUG"}}},
+		Registered: []api.User{{Identity: "sip:alice@example.test", Identities: []string{"sip:alice@example.test", "tel:+491"}, IMPI: "alice@example.test"}},
+		CallList:   []api.Call{{CallID: "x@y", From: "sip:alice@example.test", To: "sip:bob@example.test", State: "ringing"}},
+		Release:    api.Version{Version: "1.2", Node: "n1"},
+		Reloaded:   api.Reload{Applied: []api.Change{{Key: "log.level", Old: "INFO", New: "DEBUG"}}},
 	}
 }
 
@@ -99,7 +99,7 @@ func TestClientReadsWhatTheSourceHas(t *testing.T) {
 	worker, err := c.Worker(ctx, "p1")
 	check("worker", worker, err, src.State.Workers[0])
 	u, err := c.User(ctx, "tel:+491")
-	check("user", u, err, src.Users[0])
+	check("user", u, err, src.Registered[0])
 	calls, err := c.Calls(ctx)
 	check("calls", calls, err, src.CallList)
 	v, err := c.Version(ctx)
@@ -110,17 +110,19 @@ func TestClientReadsWhatTheSourceHas(t *testing.T) {
 
 func TestEmptyListsAreLists(t *testing.T) {
 	h := admin.Handler(&admintest.Source{})
+	for path, want := range map[string]string{api.PathSubscribers: `{"subscribers":[]}`, api.PathUsers: `{"users":[]}`} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		if got := strings.TrimSpace(w.Body.String()); got != want {
+			t.Errorf("GET %s = %s, want %s", path, got, want)
+		}
+	}
 	for _, path := range []string{api.PathNodes, api.PathWorkers, api.PathCalls} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		if got := strings.TrimSpace(w.Body.String()); got != "[]" {
 			t.Errorf("GET %s = %s, want []", path, got)
 		}
-	}
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest("GET", api.PathSubscribers, nil))
-	if got, want := strings.TrimSpace(w.Body.String()), `{"subscribers":[]}`; got != want {
-		t.Errorf("empty page = %s, want %s", got, want)
 	}
 }
 
@@ -163,6 +165,31 @@ func TestSubscribersAreStoredListedAndRemoved(t *testing.T) {
 	if d := cmp.Diff(left, []string{"alice@example.test", "carol@example.test"}); d != "" {
 		t.Error(d)
 	}
+}
+
+func TestUsersArePaged(t *testing.T) {
+	src := &admintest.Source{}
+	for _, name := range []string{"alice", "bob", "carol"} {
+		src.Registered = append(src.Registered, api.User{
+			Identity: "sip:" + name + "@example.test", IMPI: name + "@example.test",
+			PCSCF: api.Serving{Home: "p1", Serving: "p2"}, SCSCF: api.Serving{Home: "s1", Serving: "s1"},
+		})
+	}
+	c := serve(t, src)
+	first, err := c.Users(t.Context(), "", 2)
+	if err != nil || len(first.Users) != 2 || first.Next != "bob@example.test" {
+		t.Fatalf("first page = %+v, %v", first, err)
+	}
+	last, err := c.Users(t.Context(), first.Next, 2)
+	want := api.UserPage{Users: []api.Registration{{
+		Identity: "sip:carol@example.test", IMPI: "carol@example.test",
+		PCSCF: api.Serving{Home: "p1", Serving: "p2"}, SCSCF: api.Serving{Home: "s1", Serving: "s1"},
+	}}}
+	if d := cmp.Diff(last, want); d != "" || err != nil {
+		t.Errorf("last page: %v %s", err, d)
+	}
+	_, err = c.Users(t.Context(), "", api.MaxPage+1)
+	wantCode(t, err, api.Invalid)
 }
 
 func TestAnImportIsAllOrNothing(t *testing.T) {
@@ -304,6 +331,7 @@ func TestBadRequestsAreRefusedPlainly(t *testing.T) {
 		{"a worker without id", "GET /v1/worker", "", 400, api.Invalid, "/v1/worker has no id"},
 		{"a worker that does not exist", "GET /v1/worker?id=p9", "", 404, api.NotFound, `there is no worker "p9"`},
 		{"a limit of nothing", "GET /v1/subscribers?limit=0", "", 400, api.Invalid, `the limit "0" is out of range`},
+		{"a limit that is no number", "GET /v1/users?limit=all", "", 400, api.Invalid, `the limit "all" is out of range`},
 		{"a limit too large", "GET /v1/subscribers?limit=1001", "", 400, api.Invalid, `the limit "1001" is out of range`},
 		{"no body", put, "", 400, api.Invalid, "the request is malformed: EOF"},
 		{"not JSON", put, "impi=alice", 400, api.Invalid, "the request is malformed: invalid character 'i' looking for beginning of value"},
@@ -312,6 +340,8 @@ func TestBadRequestsAreRefusedPlainly(t *testing.T) {
 		{"a body over the limit", put, `{"impi":"` + strings.Repeat("x", 70000), 413, api.TooLarge, "the request has more than 65536 bytes"},
 		{"another IMPI in the body", "PUT /v1/subscriber?impi=bob@example.test", good, 400, api.Invalid, `the body names "alice@example.test", the address "bob@example.test"`},
 		{"replace that is no truth value", put + "&replace=maybe", good, 400, api.Invalid, `replace is "maybe"`},
+		{"a number without its context", "PUT /v1/subscriber?impi=alice@example.test", strings.Replace(good, "sip:alice@example.test", "tel:12", 1), 400, api.Invalid, `"tel:12" is not a telephone number`},
+		{"an import with a number without its context", "POST /v1/import", strings.Replace(good, "sip:alice@example.test", "tel:12", 1), 400, api.Invalid, `line 1: "tel:12" is not a telephone number`},
 		{"a subscriber that Check refuses", put, `{"impi":"alice@example.test","realm":"example.test"}`, 400, api.Invalid, "alice@example.test has no public identity"},
 		{"an import with a broken line", "POST /v1/import", good + "\n{", 400, api.Invalid, "the request is malformed: unexpected EOF"},
 		{"an import of one twice", "POST /v1/import", good + good, 400, api.Invalid, "line 2: IMPI alice@example.test is on line 1 already"},

@@ -25,6 +25,9 @@ type Source interface {
 	Nodes(ctx context.Context) ([]api.Node, error)
 	Workers(ctx context.Context) ([]api.Worker, error)
 	Worker(ctx context.Context, id string) (api.Worker, error)
+	// Users returns who is registered: at most limit (1 to api.MaxPage) private
+	// identities that come after the given one.
+	Users(ctx context.Context, after string, limit int) (api.UserPage, error)
 	// User returns who is registered under a public identity.
 	User(ctx context.Context, identity string) (api.User, error)
 	Calls(ctx context.Context) ([]api.Call, error)
@@ -37,8 +40,8 @@ type Source interface {
 	// AddSubscriber stores s; without replace, one of the same IMPI is a Conflict.
 	AddSubscriber(ctx context.Context, s api.NewSubscriber, replace bool) error
 	RemoveSubscriber(ctx context.Context, impi string) error
-	// ImportSubscribers stores all or none; each one has passed Check, and no
-	// IMPI or identity comes twice in all.
+	// ImportSubscribers stores all or none; each one has passed Check and has
+	// its Line, and no IMPI or identity comes twice in all.
 	ImportSubscribers(ctx context.Context, all []api.NewSubscriber) (api.ImportResult, error)
 	// ExportSubscribers returns all, ordered by IMPI, as they are now.
 	ExportSubscribers(ctx context.Context) (iter.Seq[api.Subscriber], error)

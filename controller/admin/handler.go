@@ -30,7 +30,20 @@ func Handler(src Source) http.Handler {
 	h.get(api.PathWorker, named("id", func(r *http.Request, id string) (any, error) { return src.Worker(r.Context(), id) }))
 	h.get(api.PathUser, named("identity", func(r *http.Request, id string) (any, error) { return src.User(r.Context(), id) }))
 	h.get(api.PathSubscriber, named("impi", func(r *http.Request, id string) (any, error) { return src.Subscriber(r.Context(), id) }))
-	h.get(api.PathSubscribers, h.subscribers)
+	h.get(api.PathUsers, paged(func(r *http.Request, after string, limit int) (any, error) {
+		page, err := src.Users(r.Context(), after, limit)
+		if page.Users == nil {
+			page.Users = []api.Registration{}
+		}
+		return page, err
+	}))
+	h.get(api.PathSubscribers, paged(func(r *http.Request, after string, limit int) (any, error) {
+		page, err := src.Subscribers(r.Context(), after, limit)
+		if page.Subscribers == nil {
+			page.Subscribers = []api.Subscriber{}
+		}
+		return page, err
+	}))
 	h.answer("PUT "+api.PathSubscriber, named("impi", h.addSubscriber))
 	h.answer("DELETE "+api.PathSubscriber, named("impi", func(r *http.Request, impi string) (any, error) {
 		return struct{}{}, src.RemoveSubscriber(r.Context(), impi)
@@ -90,20 +103,19 @@ func named(key string, f func(*http.Request, string) (any, error)) func(*http.Re
 	}
 }
 
-func (h *handler) subscribers(r *http.Request) (any, error) {
-	limit := 100
-	if s := r.URL.Query().Get("limit"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > api.MaxPage {
-			return nil, api.Errorf(api.Invalid, "the limit %q is out of range", s).Advise(fmt.Sprintf("write a number from 1 to %d", api.MaxPage))
+// paged passes where a page begins and how much it may hold.
+func paged(f func(r *http.Request, after string, limit int) (any, error)) func(*http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		limit := 100
+		if s := r.URL.Query().Get("limit"); s != "" {
+			n, err := strconv.Atoi(s)
+			if err != nil || n < 1 || n > api.MaxPage {
+				return nil, api.Errorf(api.Invalid, "the limit %q is out of range", s).Advise(fmt.Sprintf("write a number from 1 to %d", api.MaxPage))
+			}
+			limit = n
 		}
-		limit = n
+		return f(r, r.URL.Query().Get("after"), limit)
 	}
-	page, err := h.src.Subscribers(r.Context(), r.URL.Query().Get("after"), limit)
-	if page.Subscribers == nil {
-		page.Subscribers = []api.Subscriber{}
-	}
-	return page, err
 }
 
 func (h *handler) addSubscriber(r *http.Request, impi string) (any, error) {
@@ -152,7 +164,7 @@ func (h *handler) importSubscribers(r *http.Request) (any, error) {
 		}
 		for _, name := range names(s) {
 			if line, twice := first[name]; twice {
-				return nil, api.Errorf(api.Invalid, "line %d: %s is on line %d already", s.Line, name, line).Advise("give it once")
+				return nil, api.Errorf(api.Invalid, "%s is on line %d already", name, line).Advise("give it once").OnLine(s.Line)
 			}
 			first[name] = s.Line
 		}
@@ -176,7 +188,7 @@ func atLine(line int, err error) error {
 	if !errors.As(err, &e) {
 		return fmt.Errorf("line %d: %w", line, err)
 	}
-	return api.Errorf(e.Code, "line %d: %s", line, e.Message).Advise(e.WhatToDo)
+	return e.OnLine(line)
 }
 
 func (h *handler) exportSubscribers(w http.ResponseWriter, r *http.Request) {

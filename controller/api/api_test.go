@@ -31,6 +31,7 @@ func TestCheckRefusesWhatCannotBeStored(t *testing.T) {
 	}
 	impi := func(v string) NewSubscriber { return with(func(s *NewSubscriber) { s.IMPI = v }) }
 	identity := func(v string) NewSubscriber { return with(func(s *NewSubscriber) { s.Identities[0].URI = v }) }
+	const writeNumber = "write it as tel:+4930123456, or a local one as tel:12;phone-context=example.org"
 	tests := []struct {
 		name string
 		s    NewSubscriber
@@ -51,7 +52,14 @@ func TestCheckRefusesWhatCannotBeStored(t *testing.T) {
 		{"an identity without scheme", identity("alice@example.test"), `"alice@example.test" is not a public identity; write it as sip:user@domain or tel:+number`},
 		{"an identity without user", identity("sip:example.test"), `"sip:example.test" is not a public identity; write it as sip:user@domain, without parameters`},
 		{"an identity with parameters", identity("sip:a@x;user=phone"), `"sip:a@x;user=phone" is not a public identity; write it as sip:user@domain, without parameters`},
-		{"a telephone number with letters", identity("tel:alice"), `"tel:alice" is not a telephone number; write it as tel:+4930123456`},
+		{"a telephone number with letters", identity("tel:alice"), `"tel:alice" is not a telephone number; ` + writeNumber},
+		{"a number that is neither global nor has a context", identity("tel:12"), `"tel:12" is not a telephone number; ` + writeNumber},
+		{"a local number with its context", identity("tel:12*#;phone-context=example.test"), ""},
+		{"a local number with an empty context", identity("tel:12;phone-context="), `"tel:12;phone-context=" is not a telephone number; ` + writeNumber},
+		{"a local number with another parameter", identity("tel:12;phone-context=a;x=y"), `"tel:12;phone-context=a;x=y" is not a telephone number; ` + writeNumber},
+		{"a global number with a context", identity("tel:+12;phone-context=a"), `"tel:+12;phone-context=a" is not a telephone number; ` + writeNumber},
+		{"a number without digits", identity("tel:+-"), `"tel:+-" is not a telephone number; ` + writeNumber},
+		{"a global number with letters", identity("tel:+12ab"), `"tel:+12ab" is not a telephone number; ` + writeNumber},
 		{"a negative set", with(func(s *NewSubscriber) { s.Identities[0].Set = -1 }), "sip:alice@example.test is in registration set -1; number the sets from 0"},
 		{"a set whose identities are all barred", with(func(s *NewSubscriber) { s.Identities[2].Barred = true }), "every identity in the registration set of sips:work@example.test is barred; leave one of them unbarred"},
 		{"no secret", with(func(s *NewSubscriber) { s.HA1 = Credentials{} }), "alice@example.test has no secret; give a password or its HA1"},
@@ -118,6 +126,27 @@ func TestAClientThatReachesNobodySaysWhatToDo(t *testing.T) {
 	cancel()
 	if _, err := New(dead).Status(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Status after cancel = %v", err)
+	}
+}
+
+func TestWhoMayUseASocket(t *testing.T) {
+	const daemon = 1 // has this number on every Linux
+	for _, tt := range []struct {
+		name     string
+		uid, gid uint32
+		group    bool
+		want     string
+	}{
+		{"root's alone", 0, 0, true, "root"},
+		{"the group may not", 0, daemon, false, "root"},
+		{"the group may", 0, daemon, true, "root, or as a member of the group daemon"},
+		{"a user's", daemon, 0, true, "root, as daemon"},
+		{"a user's and a group's", daemon, daemon, true, "root, as daemon, or as a member of the group daemon"},
+		{"somebody's who has no name", 4000000000, 4000000000, true, "root"},
+	} {
+		if got := users(tt.uid, tt.gid, tt.group); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }
 

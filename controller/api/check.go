@@ -60,8 +60,9 @@ func (id Identity) check() error {
 			return Errorf(Invalid, "%q is not a public identity", id.URI).Advise("write it as sip:user@domain, without parameters")
 		}
 	case "tel":
-		if digits := strings.TrimPrefix(rest, "+"); digits == "" || strings.Trim(digits, "0123456789-.()") != "" {
-			return Errorf(Invalid, "%q is not a telephone number", id.URI).Advise("write it as tel:+4930123456")
+		if !telephone(rest) || !printable(id.URI) {
+			return Errorf(Invalid, "%q is not a telephone number", id.URI).
+				Advise("write it as tel:+4930123456, or a local one as tel:12;phone-context=example.org")
 		}
 	default:
 		return Errorf(Invalid, "%q is not a public identity", id.URI).Advise("write it as sip:user@domain or tel:+number")
@@ -70,6 +71,22 @@ func (id Identity) check() error {
 		return Errorf(Invalid, "%s is in registration set %d", id.URI, id.Set).Advise("number the sets from 0")
 	}
 	return nil
+}
+
+// telephone reports whether s is a global number, which begins with +, or a
+// local one with its phone-context (RFC 3966 §5.1.4, §5.1.5), and nothing else.
+func telephone(s string) bool {
+	number, context, local := strings.Cut(s, ";phone-context=")
+	symbols, global := "0123456789", false
+	if local {
+		symbols += "ABCDEFabcdef*#"
+	} else {
+		number, global = strings.CutPrefix(number, "+")
+	}
+	if local && (context == "" || strings.ContainsAny(context, "<>\"?;,=")) || !local && !global {
+		return false
+	}
+	return strings.ContainsAny(number, symbols) && strings.Trim(number, symbols+"-.()") == ""
 }
 
 func (c Credentials) check(impi string) error {

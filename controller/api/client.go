@@ -12,6 +12,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"os/user"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -73,6 +76,12 @@ func (c *Client) Worker(ctx context.Context, id string) (Worker, error) {
 // User returns a registered user by a public identity.
 func (c *Client) User(ctx context.Context, identity string) (User, error) {
 	return get[User](ctx, c, PathUser, url.Values{"identity": {identity}})
+}
+
+// Users returns who is registered: at most limit private identities that come
+// after the given one, with an entry for each public identity that a phone registered.
+func (c *Client) Users(ctx context.Context, after string, limit int) (UserPage, error) {
+	return get[UserPage](ctx, c, PathUsers, url.Values{"after": {after}, "limit": {strconv.Itoa(limit)}})
 }
 
 // Calls returns the calls in progress, oldest first.
@@ -242,10 +251,38 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 		e.Message = "no node runs here: nobody answers at " + c.socket
 	case errors.Is(err, fs.ErrPermission):
 		e.Message = "you may not use " + c.socket
-		e.WhatToDo = "run this as root or as a member of the group bellwether"
+		e.WhatToDo = "run this as " + allowed(c.socket)
 	default:
 		e.Message = fmt.Sprintf("the node does not answer at %s: %v", c.socket, errors.Unwrap(err))
 		e.WhatToDo = "see whether it still runs, then try again"
 	}
 	return e
+}
+
+// allowed says who may use a socket that the caller may not use.
+func allowed(socket string) string {
+	const write, enter = 0o020, 0o010
+	info, err := os.Stat(socket)
+	need := fs.FileMode(write)
+	if err != nil { // then its directory is what keeps us out
+		info, err = os.Stat(filepath.Dir(socket))
+		need = enter
+	}
+	if err != nil {
+		return "root"
+	}
+	owner := info.Sys().(*syscall.Stat_t)
+	return users(owner.Uid, owner.Gid, info.Mode()&need != 0)
+}
+
+// users names those who may use what belongs to a user and a group.
+func users(uid, gid uint32, group bool) string {
+	who := "root"
+	if u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil && uid != 0 {
+		who += ", as " + u.Username
+	}
+	if g, err := user.LookupGroupId(strconv.FormatUint(uint64(gid), 10)); err == nil && gid != 0 && group {
+		who += ", or as a member of the group " + g.Name
+	}
+	return who
 }

@@ -41,3 +41,8 @@ func Errorf(c Code, format string, args ...any) *Error {
 func (e *Error) Advise(whatToDo string) *Error {
 	return &Error{Code: e.Code, Message: e.Message, WhatToDo: whatToDo}
 }
+
+// OnLine returns a copy of e that says in which line of an import it is.
+func (e *Error) OnLine(line int) *Error {
+	return &Error{Code: e.Code, Message: fmt.Sprintf("line %d: %s", line, e.Message), WhatToDo: e.WhatToDo}
+}

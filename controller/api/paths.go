@@ -7,6 +7,7 @@ const (
 	PathNodes       = "/v1/nodes"
 	PathWorkers     = "/v1/workers"
 	PathWorker      = "/v1/worker"      // ?id=
+	PathUsers       = "/v1/users"       // ?after=&limit=
 	PathUser        = "/v1/user"        // ?identity=
 	PathCalls       = "/v1/calls"       //
 	PathSubscribers = "/v1/subscribers" // ?after=&limit=
@@ -17,7 +18,7 @@ const (
 	PathReload      = "/v1/reload"      // POST
 )
 
-// MaxPage is the largest limit of a list of subscribers.
+// MaxPage is the largest limit of a list of subscribers or users.
 const MaxPage = 1000
 
 // Limits of an import.

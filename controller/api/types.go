@@ -20,7 +20,7 @@ type Status struct {
 	Workers []Worker `json:"workers"`
 	// Subscribers that are provisioned.
 	Subscribers int     `json:"subscribers"`
-	Users       int     `json:"users"` // registered public identities
+	Users       int     `json:"users"` // registered private identities (IMPI)
 	Calls       int     `json:"calls"` // in progress
 	Alarms      []Alarm `json:"alarms"`
 }
@@ -44,8 +44,8 @@ type Worker struct {
 	Group     uint32  `json:"group"`   // its own group
 	Serving   string  `json:"serving"` // worker that serves the group now
 	Users     int     `json:"users"`
-	Calls     int     `json:"calls"`
-	Load      float64 `json:"load"` // requests in flight plus CPU, as dispatch uses it
+	Calls     *int    `json:"calls,omitempty"` // nil: this kind keeps no calls
+	Load      float64 `json:"load"`            // requests in flight plus CPU cores in use, as min-load sees it
 	Connected bool    `json:"connected"`
 }
 
@@ -60,6 +60,20 @@ type User struct {
 	Path         []string  `json:"path"`
 	ServiceRoute []string  `json:"service_route"`
 	Expires      time.Time `json:"expires"` // of the longest contact
+}
+
+// Registration is a registered public identity in the list of users.
+type Registration struct {
+	Identity string  `json:"identity"` // that the phone registered, or the default one where our P-CSCFs do not know it
+	IMPI     string  `json:"impi"`
+	PCSCF    Serving `json:"p_cscf"` // zero: none of ours
+	SCSCF    Serving `json:"s_cscf"`
+}
+
+// UserPage is a part of the list of users, ordered by IMPI.
+type UserPage struct {
+	Users []Registration `json:"users"`
+	Next  string         `json:"next,omitempty"` // pass as after to go on; empty: this was the last page
 }
 
 // Serving says whose a user is, and who serves it now.

@@ -184,6 +184,18 @@ func TestRefusedCommandsSayWhyAndChangeNothing(t *testing.T) {
 	}
 }
 
+func TestALocalNumberIsStoredWithItsContext(t *testing.T) {
+	for uri, ok := range map[string]bool{
+		"tel:12;phone-context=example.test":     true,
+		"tel:12;phone-context=example.test;x=y": false,
+		"sip:12@d;phone-context=example.test":   false,
+	} {
+		if err := subscriber("x@d", uri).Validate(); (err == nil) != ok {
+			t.Errorf("%s: %v", uri, err)
+		}
+	}
+}
+
 func TestHA1IsCheckedAndNeverShownInErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name, alg, hex, want string

@@ -333,6 +333,9 @@ func checkAOR(uri string) error {
 		return err
 	}
 	scheme, rest, ok := strings.Cut(uri, ":")
+	if scheme == "tel" { // a local number has its context, RFC 3966 §5.1.5
+		rest = strings.Replace(rest, ";phone-context=", "", 1)
+	}
 	if !ok || rest == "" || (scheme != "sip" && scheme != "tel") || strings.ContainsAny(rest, " <>;?\"") {
 		return fmt.Errorf("identity %q is not a canonical sip: or tel: identity", uri)
 	}

@@ -20,14 +20,14 @@ import (
 // Source is an admin.Source. The zero value is an empty cluster.
 type Source struct {
 	// Set before use.
-	State     api.Status // its Subscribers, Users and Calls are counted
-	Users     []api.User
-	CallList  []api.Call
-	Reloaded  api.Reload
-	Release   api.Version
-	Err       error                           // if set, every method fails with it
-	Stored    func(s api.NewSubscriber)       // sees each stored subscriber, if set
-	WatchFrom func(send func(api.Event) bool) // sends events after the first, if set
+	State      api.Status // its Subscribers, Users and Calls are counted
+	Registered []api.User // ordered by IMPI
+	CallList   []api.Call
+	Reloaded   api.Reload
+	Release    api.Version
+	Err        error                           // if set, every method fails with it
+	Stored     func(s api.NewSubscriber)       // sees each stored subscriber, if set
+	WatchFrom  func(send func(api.Event) bool) // sends events after the first, if set
 
 	mu          sync.Mutex
 	subscribers map[string]api.Subscriber
@@ -38,7 +38,7 @@ func (s *Source) Status(context.Context) (api.Status, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.State
-	st.Subscribers, st.Users, st.Calls = len(s.subscribers), len(s.Users), len(s.CallList)
+	st.Subscribers, st.Users, st.Calls = len(s.subscribers), len(s.Registered), len(s.CallList)
 	return st, s.Err
 }
 
@@ -64,9 +64,25 @@ func (s *Source) Worker(_ context.Context, id string) (api.Worker, error) {
 	return api.Worker{}, s.or(api.Errorf(api.NotFound, "there is no worker %q", id).Advise("see bellwether worker list"))
 }
 
+// Users pages by IMPI.
+func (s *Source) Users(_ context.Context, after string, limit int) (api.UserPage, error) {
+	var page api.UserPage
+	for _, u := range s.Registered {
+		if u.IMPI <= after {
+			continue
+		}
+		if len(page.Users) == limit {
+			page.Next = page.Users[limit-1].IMPI
+			break
+		}
+		page.Users = append(page.Users, api.Registration{Identity: u.Identity, IMPI: u.IMPI, PCSCF: u.PCSCF, SCSCF: u.SCSCF})
+	}
+	return page, s.Err
+}
+
 // User finds by any identity of the implicit set.
 func (s *Source) User(_ context.Context, identity string) (api.User, error) {
-	for _, u := range s.Users {
+	for _, u := range s.Registered {
 		if u.Identity == identity || slices.Contains(u.Identities, identity) {
 			return u, s.Err
 		}
@@ -185,8 +201,7 @@ func (s *Source) ImportSubscribers(_ context.Context, all []api.NewSubscriber) (
 	}
 	for _, sub := range all {
 		if err := s.taken(sub); err != nil {
-			e := err.(*api.Error)
-			return res, api.Errorf(e.Code, "line %d: %s", sub.Line, e.Message).Advise(e.WhatToDo)
+			return res, err.(*api.Error).OnLine(sub.Line)
 		}
 	}
 	for _, sub := range all {
