@@ -134,8 +134,12 @@ func (c core) Route(kind state.Kind, m *sipmsg.Message) (transaction.Peer, error
 	return transaction.Peer{Group: g, InProcess: c.e.p.engine(g) != nil}, nil
 }
 
-// After runs fn after d on a goroutine of its own.
+// After runs fn after d on a goroutine of its own, unless the process has ended.
 func (c core) After(d time.Duration, fn func()) (stop func()) {
-	t := time.AfterFunc(d, fn)
+	t := time.AfterFunc(d, func() {
+		if c.e.p.ctx.Err() == nil {
+			fn()
+		}
+	})
 	return func() { t.Stop() }
 }

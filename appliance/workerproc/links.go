@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"bellwether/appliance/config"
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/link"
+	"bellwether/controller/mesh"
 	"bellwether/cscf/transaction"
 )
 
@@ -39,6 +42,7 @@ var errNoFront = errors.New("no front process is reachable")
 // links holds the connections to the front processes of the cluster.
 type links struct {
 	p     *Process
+	dial  func(ctx context.Context, node string) (net.Conn, error)
 	order []string // nodes with a front, the own one first
 
 	mu   sync.Mutex
@@ -159,13 +163,13 @@ func (l *links) toward(group uint32) *front {
 }
 
 // keep holds the link to one node's front until ctx ends.
-func (l *links) keep(ctx context.Context, node, addr string) {
+func (l *links) keep(ctx context.Context, node string) {
 	pause := dialAtLeast
 	log := l.p.log.With("front", node)
 	down, told := time.Now(), false
 	for ctx.Err() == nil {
 		began := time.Now()
-		linked, err := l.session(ctx, node, addr)
+		linked, err := l.session(ctx, node)
 		if ctx.Err() != nil {
 			return
 		}
@@ -177,7 +181,7 @@ func (l *links) keep(ctx context.Context, node, addr string) {
 		}
 		// Processes start in any order: only what lasts is worth a line.
 		if !told && time.Since(down) > tellAfter {
-			log.Warn("no link to the front", "addr", addr, "err", err)
+			log.Warn("no link to the front", "err", err)
 			told = true
 		}
 		select {
@@ -191,9 +195,9 @@ func (l *links) keep(ctx context.Context, node, addr string) {
 
 // session dials one link and serves it until it breaks. It tells whether there
 // was a link.
-func (l *links) session(ctx context.Context, node, addr string) (linked bool, err error) {
+func (l *links) session(ctx context.Context, node string) (linked bool, err error) {
 	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	nc, err := l.dial(dctx, node, addr)
+	nc, err := l.dial(dctx, node)
 	cancel()
 	if err != nil {
 		return false, err
@@ -210,12 +214,16 @@ func (l *links) session(ctx context.Context, node, addr string) (linked bool, er
 	return true, err
 }
 
-func (l *links) dial(ctx context.Context, node, addr string) (net.Conn, error) {
-	if node == l.p.cfg.Node.Name {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", addr)
+// dialer dials the own front by its socket and the others over the mesh.
+func dialer(cfg *config.Config, m *mesh.Mesh) func(ctx context.Context, node string) (net.Conn, error) {
+	return func(ctx context.Context, node string) (net.Conn, error) {
+		if node == cfg.Node.Name {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", filepath.Join(cfg.Node.RunDir, SocketName))
+		}
+		i := slices.IndexFunc(cfg.Cluster.Controllers, func(c config.Controller) bool { return c.Name == node })
+		return m.Dial(ctx, cfg.Cluster.Controllers[i].Address.String(), node, ALPN)
 	}
-	return l.p.mesh.Dial(ctx, addr, node, ALPN)
 }
 
 // greet makes a new link useful. From the moment that it is in the list it

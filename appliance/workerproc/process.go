@@ -60,7 +60,6 @@ type Process struct {
 	now     func() *config.Config
 	version string
 	log     *slog.Logger
-	mesh    *mesh.Mesh
 	state   *copyOfState
 	router  *eventrouter.Router[event]
 	store   *ha.Journal
@@ -86,8 +85,18 @@ const (
 
 // Run serves until ctx ends. It returns an error only when it cannot start.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
+	p, err := open(ctx, cfg, o)
+	if err != nil {
+		return err
+	}
+	p.serve(ctx, o.Ready)
+	return nil
+}
+
+// open makes a process with its store.
+func open(ctx context.Context, cfg *config.Config, o Options) (*Process, error) {
 	p := &Process{
-		cfg: cfg, version: o.Version, log: o.Log, mesh: o.Dialer,
+		cfg: cfg, version: o.Version, log: o.Log,
 		state:   newCopy(),
 		ctx:     ctx,
 		calling: make(chan struct{}, maxCalling),
@@ -99,25 +108,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	p.engines.Store(&map[uint32]*engine{})
 	p.refused.Store(&map[string]string{})
 	p.tables = newTables(p)
-	store, err := ha.OpenJournal(filepath.Join(cfg.Node.DataDir, "store"), ha.Options{
-		Identity: o.ClusterID + "/" + cfg.Node.Name, Log: o.Log,
-		Epoch: func(group uint32) uint64 { g, _ := p.State().Group(group); return g.Epoch },
-	})
-	if err != nil {
-		return fmt.Errorf("open the store: %w", err)
-	}
-	defer func() {
-		if err := store.Close(); err != nil {
-			p.log.Error("close the store", "err", err)
-		}
-	}()
-	p.store = store
-	p.router = eventrouter.New(eventrouter.Config{}, handle)
-	defer p.router.Close()
-	p.links = &links{p: p, up: map[string]*front{}}
-
-	var wg sync.WaitGroup
-	defer wg.Wait()
+	p.links = &links{p: p, dial: dialer(cfg, o.Dialer), up: map[string]*front{}}
 	for _, c := range cfg.Cluster.Controllers {
 		if c.Name == cfg.Node.Name {
 			p.links.order = slices.Insert(p.links.order, 0, c.Name)
@@ -125,23 +116,39 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 			p.links.order = append(p.links.order, c.Name)
 		}
 	}
-	for _, c := range cfg.Cluster.Controllers {
-		addr := c.Address.String()
-		if c.Name == cfg.Node.Name {
-			addr = filepath.Join(cfg.Node.RunDir, SocketName)
-		}
-		wg.Go(func() { p.links.keep(ctx, c.Name, addr) })
+	var err error
+	p.store, err = ha.OpenJournal(filepath.Join(cfg.Node.DataDir, "store"), ha.Options{
+		Identity: o.ClusterID + "/" + cfg.Node.Name, Log: o.Log,
+		Epoch: func(group uint32) uint64 { g, _ := p.State().Group(group); return g.Epoch },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	p.router = eventrouter.New(eventrouter.Config{}, handle)
+	return p, nil
+}
+
+// serve works until ctx ends, and ends in the order in which things build on
+// each other: engines, links, what waits in the router, the store.
+func (p *Process) serve(ctx context.Context, ready func()) {
+	var wg sync.WaitGroup
+	for _, node := range p.links.order {
+		wg.Go(func() { p.links.keep(ctx, node) })
 	}
 	wg.Go(func() { p.introduce(ctx) })
 	wg.Go(func() { p.report(ctx) })
-	if o.Ready != nil {
-		o.Ready()
+	if ready != nil {
+		ready()
 	}
 	p.follow(ctx)
 	for _, e := range *p.engines.Load() {
 		e.stop(p.log)
 	}
-	return nil
+	wg.Wait()
+	p.router.Close()
+	if err := p.store.Close(); err != nil {
+		p.log.Error("close the store", "err", err)
+	}
 }
 
 // State returns the newest copy of the cluster state.
@@ -199,10 +206,14 @@ func (p *Process) reconcile(st *state.State, failing map[uint32]string) {
 			e.stop(p.log)
 		}
 	}
-	if maps.Equal(have, next) {
-		return
+	if !maps.Equal(have, next) {
+		p.publish(next, begun)
 	}
-	p.engines.Store(&next)
+}
+
+// publish makes a list of engines that which counts, and tells the fronts.
+func (p *Process) publish(list map[uint32]*engine, begun []*engine) {
+	p.engines.Store(&list)
 	fronts := p.links.fronts()
 	p.tellGroups(fronts...)
 	// A front may have come between the start of an engine and this moment,
