@@ -241,7 +241,14 @@ func TestSippRegistersAThousandUsersWhoCallEachOther(t *testing.T) {
 			r.finish(t)
 		}
 	}
-	began := time.Now()
+	status := func() api.Status {
+		st, err := c.Nodes[0].Admin.Status(within(t, 5*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	began, term := time.Now(), status().Term
 	var runs []*sippRun
 	for _, d := range all {
 		runs = append(runs, d.registration(d.users, 600, 15).start(t))
@@ -249,12 +256,15 @@ func TestSippRegistersAThousandUsersWhoCallEachOther(t *testing.T) {
 	finish(runs)
 	t.Logf("%d registrations took %v", desks*each, time.Since(began))
 
+	// By min-user the S-CSCFs have the same number of fresh users. What a leader
+	// reserved is forgotten with it, and on a busy machine leaders change.
+	apart := 1
+	if status().Term != term {
+		apart = desks * each / 10
+	}
 	// Workers report their figures from time to time.
 	eventually(t, 10*time.Second, func() string {
-		st, err := c.Nodes[0].Admin.Status(within(t, 5*time.Second))
-		if err != nil {
-			return err.Error()
-		}
+		st := status()
 		held := map[string][]int{}
 		for _, w := range st.Workers {
 			held[w.Kind] = append(held[w.Kind], w.Users)
@@ -263,8 +273,8 @@ func TestSippRegistersAThousandUsersWhoCallEachOther(t *testing.T) {
 		switch {
 		case st.Users != desks*each:
 			return fmt.Sprintf("%d users are registered, want %d", st.Users, desks*each)
-		case len(s) != 2 || s[0]+s[1] != desks*each || max(s[0], s[1])-min(s[0], s[1]) > 1:
-			return fmt.Sprintf("users of the S-CSCFs: %v, want half of %d each", s, desks*each)
+		case len(s) != 2 || s[0]+s[1] != desks*each || max(s[0], s[1])-min(s[0], s[1]) > apart:
+			return fmt.Sprintf("users of the S-CSCFs: %v, want %d, at most %d apart", s, desks*each, apart)
 		case len(p) != 2 || p[0]+p[1] != desks*each:
 			return fmt.Sprintf("users of the P-CSCFs: %v, want %d together", p, desks*each)
 		}
