@@ -74,7 +74,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload}
 	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
 	if err != nil {
-		return fmt.Errorf("open the cluster port: %w", err)
+		return fmt.Errorf("open the cluster port: %w", bound("cluster.address", err))
 	}
 	defer m.Close()
 	remote := m.Handle(workerproc.ALPN) // at once: workers dial while the controller starts
@@ -92,7 +92,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	defer func() { err = errors.Join(err, p.ctl.Close()) }()
 	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Log: o.Log}, p.ctl)
 	if err != nil {
-		return fmt.Errorf("open the SIP ports: %w", err)
+		return fmt.Errorf("open the SIP ports: %w", bound("sip.address", err))
 	}
 	defer p.front.Close()
 	p.workers = &workers{p: p, conns: map[*link.Conn]*peer{}}
@@ -119,7 +119,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	if cfg.Metrics.Listen.IsValid() {
 		l, err := net.Listen("tcp", cfg.Metrics.Listen.String())
 		if err != nil {
-			return fmt.Errorf("open the metrics port: %w; write another address at metrics.listen", err)
+			return fmt.Errorf("open the metrics port: %w", bound("metrics.listen", err))
 		}
 		reg := prometheus.NewRegistry()
 		reg.MustRegister(newCollector(p))
