@@ -22,8 +22,13 @@ demo: build ## run a cluster of three nodes with calling phones, on this machine
 
 test: deps lint test-race ## install what the tests need, then lint and run all of them
 
+# The acceptance tests run clusters in real time: alone, after all others.
 test-race: have-go ## run the tests of PKG (default: all) with the race detector
-	CGO_ENABLED=1 $(GO) test -race -timeout 8m $(PKG)
+	@set -e; all=$$($(GO) list $(PKG)); export CGO_ENABLED=1; \
+	alone=$$(echo "$$all" | grep /appliance/acceptance || true); \
+	others=$$(echo "$$all" | grep -v /appliance/acceptance || true); \
+	test -z "$$others" || $(GO) test -race -timeout 8m $$others; \
+	test -z "$$alone" || $(GO) test -race -timeout 8m $$alone
 
 lint: have-go ## check formatting and run go vet
 	@unformatted=$$(gofmt -l $(FOLDERS)) || exit 1; \

@@ -16,7 +16,7 @@ import (
 
 // maxPerShard bounds the server transactions of one engine in one shard; one
 // more is answered 503 by the transaction layer.
-const maxPerShard = 512
+const maxPerShard = 256
 
 // role is what an engine runs: the P-, I- or S-CSCF logic of one group.
 type role interface {
