@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -43,9 +44,11 @@ const DefaultConfig = "/etc/bellwether/bellwether.yaml"
 
 const defaultSocket = "/run/bellwether/admin.sock"
 
-// How long a command waits for the node, and one that moves all subscribers.
+// How long a command waits for the node: one that looks, one that changes
+// something, and one that moves all subscribers.
 const (
-	answerIn = 30 * time.Second
+	lookIn   = 3 * time.Second
+	changeIn = 30 * time.Second
 	moveIn   = 10 * time.Minute
 )
 
@@ -134,7 +137,7 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(
 		a.node(), a.hiddenProcess("front-process", a.hooks.Front), a.hiddenProcess("worker-process", a.hooks.Worker),
 		a.worker(), a.demo(), a.reload(),
-		a.status(), a.users(), a.calls(), a.subscribers(), a.cluster(), a.version(),
+		a.status(), a.users(), a.calls(), a.subscribers(), a.cluster(), a.configs(), a.version(),
 	)
 	root.SetHelpCommand(help(root))
 	root.InitDefaultHelpCmd()
@@ -163,11 +166,7 @@ func (a *app) client(c *cobra.Command) (*api.Client, error) {
 	return api.New(defaultSocket), nil
 }
 
-// ask makes a command's function of one that asks the node.
-func (a *app) ask(f func(ctx context.Context, c *api.Client, args []string) error) func(*cobra.Command, []string) error {
-	return a.askWithin(answerIn, f)
-}
-
+// askWithin makes a command's function of one that asks the node.
 func (a *app) askWithin(limit time.Duration, f func(ctx context.Context, c *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := a.client(cmd)
@@ -177,11 +176,32 @@ func (a *app) askWithin(limit time.Duration, f func(ctx context.Context, c *api.
 		defer c.Close()
 		ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 		defer cancel()
-		err = f(ctx, c, args)
-		if errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("the node did not answer within %v; see its log, then try again", limit)
+		return late(f(ctx, c, args), limit)
+	}
+}
+
+// late says that the node took too long, where that is the error.
+func late(err error, limit time.Duration) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the node did not answer within %v; see its log, then try again", limit)
+	}
+	return err
+}
+
+// all reads a list page by page; each page must come in time.
+func all[T any](ctx context.Context, page func(ctx context.Context, after string) (part []T, next string, err error)) ([]T, error) {
+	list := []T{}
+	for after := ""; ; {
+		pctx, cancel := context.WithTimeout(ctx, lookIn)
+		part, next, err := page(pctx, after)
+		cancel()
+		if err != nil {
+			return nil, late(err, lookIn)
 		}
-		return err
+		list = append(list, part...)
+		if after = next; after == "" {
+			return list, nil
+		}
 	}
 }
 
@@ -220,6 +240,7 @@ func report(w io.Writer, err error) int {
 	var usage *usageError
 	var problems config.Problems
 	var lines importErrors
+	var file *fs.PathError
 	switch {
 	case err == nil:
 		return OK
@@ -239,7 +260,17 @@ func report(w io.Writer, err error) int {
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(w, "bellwether: interrupted")
 		return Failed
+	case errors.As(err, &file) && file.Path == DefaultConfig && errors.Is(err, fs.ErrNotExist):
+		fmt.Fprintln(w, "bellwether: there is no "+DefaultConfig+"; name a configuration with -c FILE, or write that file as the README shows")
+		return Failed
 	}
-	fmt.Fprintln(w, "bellwether: "+clean(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	switch denied := file != nil && errors.Is(err, fs.ErrPermission); {
+	case denied && file.Op == "mkdir":
+		text += "; run this as root, or name a directory of your own in the configuration"
+	case denied:
+		text += "; run this as root, or as a user who may"
+	}
+	fmt.Fprintln(w, "bellwether: "+clean(text))
 	return Failed
 }

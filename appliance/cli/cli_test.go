@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -61,6 +62,12 @@ func node(t *testing.T, src admin.Source) string {
 	return path
 }
 
+// Times are shown in the zone of the machine.
+func TestMain(m *testing.M) {
+	time.Local = time.UTC
+	os.Exit(m.Run())
+}
+
 func at(d int) time.Time { return time.Date(2026, 11, 30, 12, 0, d, 0, time.Local) }
 
 func cluster() *admintest.Source {
@@ -109,7 +116,7 @@ WORKER  KIND    NODE  GROUP  SERVED BY  USERS  CALLS  LOAD  CONNECTED
 p1      p-cscf  n1    1      p1         3      -      0.25  yes
 s1      s-cscf  n2    2      s1         0      0      0.00  no
 
-WARNING: the worker process ended with signal SIGKILL (node n2, since 2026-11-30 12:00:00); see its log
+WARNING: the worker process ended with signal SIGKILL (node n2, since 2026-11-30 12:00:00 UTC); see its log
 `},
 		{"node list", `NODE  CLUSTER ADDRESS  SERVICE ADDRESS  ROLE        CONNECTED  VERSION
 n1    10.0.0.1:7400    10.0.0.1         controller  yes        1.2
@@ -122,6 +129,9 @@ s1      s-cscf  n2    2      s1         0      0      0.00  no
 		{"worker show p1", `WORKER  KIND    NODE  GROUP  SERVED BY  USERS  CALLS  LOAD  CONNECTED
 p1      p-cscf  n1    1      p1         3      -      0.25  yes
 `},
+		{"user list", `IDENTITY                IMPI                P-CSCF  S-CSCF
+sip:alice@example.test  alice@example.test  p1      s1, served by s2
+`},
 		{"user show +491", `Identity             sip:alice@example.test
 IMPI                 alice@example.test
 Registered together  sip:alice@example.test tel:+491
@@ -129,11 +139,11 @@ P-CSCF               p1
 S-CSCF               s1, served by s2
 Path                 <sip:t@10.0.0.1;lr>
 Service-Route        <sip:u@10.0.0.2:6060;lr>
-Expires              2026-11-30 12:00:02
-Contact              sip:alice@192.0.2.7:5060 via udp 10.0.0.1:5060 192.0.2.7:5060, q=0.5, until 2026-11-30 12:00:02
+Expires              2026-11-30 12:00:02 UTC
+Contact              sip:alice@192.0.2.7:5060 via udp 10.0.0.1:5060 192.0.2.7:5060, q=0.5, until 2026-11-30 12:00:02 UTC
 `},
-		{"call list", `CALL-ID      FROM                    TO                    STATE    STARTED              WORKERS
-x@\x1b[31my  sip:alice@example.test  sip:bob@example.test  ringing  2026-11-30 12:00:01  p1 > s1 > i1 > s1 > p1
+		{"call list", `CALL-ID      FROM                    TO                    STATE    STARTED                  WORKERS
+x@\x1b[31my  sip:alice@example.test  sip:bob@example.test  ringing  2026-11-30 12:00:01 UTC  p1 > s1 > i1 > s1 > p1
 `},
 		{"reload", `KEY         WAS   IS     EFFECT
 log.level   INFO  DEBUG  now
@@ -143,6 +153,31 @@ sip.p_cscf  5060  5070   after a restart
 		t.Run(tt.command, func(t *testing.T) {
 			run(t, Hooks{}, "", append(strings.Fields(tt.command), "--socket", socket)...).is(t, tt.want, "", OK)
 		})
+	}
+}
+
+func TestAPluralListsAndStandsForItsCommand(t *testing.T) {
+	socket := node(t, cluster())
+	for plural, command := range map[string]string{
+		"nodes": "node list", "workers": "worker list", "users": "user list", "calls": "call list", "subscribers": "subscriber list",
+		"workers show p1": "worker show p1", "cluster status": "status",
+	} {
+		want := run(t, Hooks{}, "", append(strings.Fields(command), "--socket", socket)...)
+		if want.code != OK || want.out == "" {
+			t.Errorf("%s = %+v", command, want)
+		}
+		run(t, Hooks{}, "", append(strings.Fields(plural), "--socket", socket)...).is(t, want.out, "", OK)
+	}
+}
+
+func TestAListLongerThanAPageIsWhole(t *testing.T) {
+	src := &admintest.Source{}
+	for i := range api.MaxPage + 1 {
+		src.Registered = append(src.Registered, api.User{Identity: "sip:x", IMPI: fmt.Sprintf("u%04d@x", i)})
+	}
+	r := run(t, Hooks{}, "", "user", "list", "--socket", node(t, src))
+	if n := strings.Count(r.out, "\n"); n != api.MaxPage+2 || !strings.Contains(r.out, "u1000@x") {
+		t.Errorf("%d lines", n)
 	}
 }
 
@@ -159,6 +194,7 @@ func TestJSONIsTheAPIsStructs(t *testing.T) {
 		{"worker list", src.State.Workers},
 		{"worker show p1", src.State.Workers[0]},
 		{"user show alice@EXAMPLE.test", src.Registered[0]},
+		{"user list", []api.Registration{{Identity: "sip:alice@example.test", IMPI: "alice@example.test", PCSCF: api.Serving{Home: "p1", Serving: "p1"}, SCSCF: api.Serving{Home: "s1", Serving: "s2"}}}},
 		{"call list", src.CallList},
 		{"reload", src.Reloaded},
 		{"subscriber list", []any{}},
@@ -202,10 +238,18 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"wrkr list", `there is no command "wrkr"; did you mean worker?`},
 		{"frobnicate", `there is no command "frobnicate"; see bellwether --help`},
 		{"stop", `there is no command "stop"; end bellwether node with SIGTERM, or stop its service`},
-		{"subscribers", `there is no command "subscribers"; did you mean subscriber?`},
+		{"subscribers ad", `there is no command "subscriber ad"; did you mean add?`},
 		{"worker lst", `there is no command "worker lst"; did you mean list?`},
-		{"user list", `there is no command "user list"; write bellwether subscriber list, or bellwether user show IDENTITY for who is registered`},
+		{"logs", `there is no command "logs"; a node logs to standard error; as a service: journalctl -u bellwether`},
+		{"alarms", `there is no command "alarms"; bellwether status shows the alarms`},
+		{"node show n1", `there is no command "node show"; write bellwether node list`},
+		{"worker fail p1", `there is no command "worker fail"; failover of users comes with a later release`},
+		{"worker failover p1", `there is no command "worker failover"; failover of users comes with a later release`},
+		{"config", "bellwether config needs a command; write one of check"},
+		{"config test", `there is no command "config test"; did you mean check?`},
+		{"completion ksh", `there is no command "completion ksh"; write one of bash, fish, powershell, zsh`},
 		{"worker", "bellwether worker needs a command; write one of list, show"},
+		{"user", "bellwether user needs a command; write one of list, show"},
 		{"worker -c n1.yaml", "bellwether worker needs a command; write one of list, show"},
 		{"front -c n1.yaml", `there is no command "front"; see bellwether --help`},
 		{"subscriber", "bellwether subscriber needs a command; write one of add, export, import, list, remove, show"},
@@ -216,7 +260,8 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"status --colour", "bellwether status has no flag --colour; see bellwether status --help"},
 		{"status -x", "unknown shorthand flag: 'x' in -x; see bellwether status --help"},
 		{"status --socket", "flag needs an argument: --socket; see bellwether status --help"},
-		{"demo --for soon", `invalid argument "soon" for "--for" flag: time: invalid duration "soon"; see bellwether demo --help`},
+		{"demo --for soon", `--for is "soon"; write a time with its unit, such as 20s`},
+		{"demo --for 20", `--for is "20"; write 20s`},
 		{"demo --for -1s", "--for is -1s; write how long to run, such as 20s"},
 		{"user show a@b@c;x", `"sip:a@b@c;x" is not a public identity; write it as sip:user@domain or tel:+number`},
 		{"help frobnicate", `there is no command "frobnicate"; see bellwether --help`},
@@ -226,6 +271,10 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"subscriber add", "bellwether subscriber add needs the IMPI of a subscriber, such as alice@example.org; see bellwether subscriber add --help"},
 		{"subscriber add alice", `"alice" is not an IMPI; write it as user@realm, without spaces`},
 		{"subscriber add a@b.test sip:a@b.test | ", "a registration set is empty; write | only between identities"},
+		{"subscriber add a@b.test ! sip:a@b.test", "! stands alone; write it right before the identity that it bars, such as '!sip:desk@example.org'"},
+		{"subscriber add a@b.test tel:555", `"tel:555" is not a telephone number; write it as tel:+4930123456, or a local one as tel:12;phone-context=example.org`},
+		{"subscriber add a@b.test --algorithm MD4", `invalid argument "MD4" for "--algorithm" flag: write MD5, SHA-256 or both; see bellwether subscriber add --help`},
+		{"subscriber add a@b.test --ha1-stdin --algorithm MD5", "--algorithm is for a password; with --ha1-stdin, give only the HA1 to store"},
 		{"subscriber add a@b.test", "there is no terminal to ask for a password at; give --password-stdin or --ha1-stdin"},
 		{"subscriber add a@b.test --password-stdin --ha1-stdin", "--password-stdin and --ha1-stdin exclude each other; give one of them"},
 	} {
@@ -237,7 +286,7 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 }
 
 func TestEveryCommandHasHelp(t *testing.T) {
-	for _, command := range []string{"", "node", "worker", "worker show", "subscriber import", "cluster", "cluster issue", "demo", "completion bash"} {
+	for _, command := range []string{"", "node", "worker", "worker show", "subscriber import", "cluster", "cluster issue", "demo", "completion bash", "status", "user list", "config check"} {
 		for _, args := range [][]string{append(strings.Fields(command), "--help"), append([]string{"help"}, strings.Fields(command)...)} {
 			r := run(t, Hooks{}, "", args...)
 			if r.code != OK || r.err != "" || !strings.Contains(r.out, "Usage:\n  bellwether") {
@@ -262,6 +311,17 @@ func TestFailuresAreOneLineAndTellWhatToDo(t *testing.T) {
 		`bellwether: there is no worker "p9"; see bellwether worker list`+"\n", Failed)
 	run(t, Hooks{}, "", "status", "--socket", node(t, &admintest.Source{Err: errors.New("disk\n\x1b[2Jfull")})).is(t, "",
 		"bellwether: disk; \\x1b[2Jfull\n", Failed)
+	h := Hooks{Node: func(_ context.Context, file string) error {
+		return fmt.Errorf("read configuration: %w", &fs.PathError{Op: "open", Path: file, Err: fs.ErrNotExist})
+	}}
+	run(t, h, "", "node").is(t, "",
+		"bellwether: there is no /etc/bellwether/bellwether.yaml; name a configuration with -c FILE, or write that file as the README shows\n", Failed)
+	for op, want := range map[string]string{"open": "as a user who may", "mkdir": "name a directory of your own in the configuration"} {
+		h.Node = func(context.Context, string) error {
+			return fmt.Errorf("save it: %w", &fs.PathError{Op: op, Path: "/var/lib/x", Err: fs.ErrPermission})
+		}
+		run(t, h, "", "node").is(t, "", "bellwether: save it: "+op+" /var/lib/x: permission denied; run this as root, or "+want+"\n", Failed)
+	}
 	broken := filepath.Join(dir, "broken.yaml")
 	write(t, broken, "node: {nam: n1}\n")
 	r := run(t, Hooks{}, "", "status", "-c", broken)
@@ -278,10 +338,30 @@ func TestTheSocketComesFromTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestCompletionKnowsTheWorkers(t *testing.T) {
-	r := run(t, Hooks{}, "", "__complete", "worker", "show", "--socket", node(t, cluster()), "")
-	if !strings.HasPrefix(r.out, "p1\ns1\n") || r.code != OK {
-		t.Errorf("completion = %+v", r)
+func TestCompletionOffersWhatThereIs(t *testing.T) {
+	src := cluster()
+	socket := node(t, src)
+	for _, name := range []string{"alice", "bob"} {
+		if r := run(t, Hooks{}, "secret", "subscriber", "add", name+"@example.test", "--password-stdin", "--socket", socket); r.code != OK {
+			t.Fatalf("add %s = %+v", name, r)
+		}
+	}
+	n1 := configFile(t, t.TempDir(), "n1", filepath.Dir(socket))
+	for _, tt := range []struct{ command, begun, want string }{
+		{"worker show", "", "p1\ns1\n:4\n"},
+		{"worker show", "s", "s1\n:4\n"},
+		{"worker show p1", "", ":4\n"},
+		{"subscriber show", "", "alice@example.test\nbob@example.test\n:4\n"},
+		{"subscriber remove", "b", "bob@example.test\n:4\n"},
+		{"user show", "al", "alice@example.test\n:4\n"},
+		{"cluster issue", "", "n2\nn3\n:4\n"},
+	} {
+		if r := run(t, Hooks{}, "", append(append([]string{"__complete", "-c", n1}, strings.Fields(tt.command)...), tt.begun)...); r.out != tt.want || r.code != OK {
+			t.Errorf("completion of %s %q = %+v", tt.command, tt.begun, r)
+		}
+	}
+	if r := run(t, Hooks{}, "", "__complete", "worker", "show", "--socket", socket+"x", ""); r.out != ":4\n" || r.code != OK {
+		t.Errorf("completion without a node = %+v", r)
 	}
 	if r := run(t, Hooks{}, "", "completion", "bash"); r.code != OK || !strings.Contains(r.out, "bash completion V2 for bellwether") {
 		t.Errorf("completion bash: code %d, stderr %q", r.code, r.err)

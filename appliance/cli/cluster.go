@@ -18,7 +18,9 @@ import (
 )
 
 func (a *app) cluster() *cobra.Command {
-	return group("cluster", "Found a cluster and certify its nodes", nil, a.clusterInit(), a.clusterIssue(), a.clusterJoin())
+	status := a.status() // where some look for it first
+	status.Hidden = true
+	return group("cluster", "Found a cluster and certify its nodes", nil, a.clusterInit(), a.clusterIssue(), a.clusterJoin(), status)
 }
 
 // caDir holds the cluster's own certificate authority, on the node that founded it.
@@ -119,8 +121,9 @@ func (a *app) clusterIssue() *cobra.Command {
 		Long: "Certify another node of the configuration's cluster.controllers, on the node that founded the\n" +
 			"cluster. The file that it writes holds the node's key: bring it there by a safe way, run\n" +
 			"bellwether cluster join FILE there, and delete it.",
-		Example: "  bellwether cluster issue n2 -c n1.yaml\n  scp n2.tar n2:\n  ssh n2 bellwether cluster join n2.tar",
-		Args:    exactly("the name of a NODE"),
+		Example:           "  bellwether cluster issue n2 -c n1.yaml\n  scp n2.tar n2:\n  ssh n2 bellwether cluster join n2.tar",
+		Args:              exactly("the name of a NODE"),
+		ValidArgsFunction: a.otherNodes,
 		RunE: func(_ *cobra.Command, args []string) error {
 			cfg, err := config.Load(a.config)
 			if err != nil {

@@ -24,21 +24,22 @@ const maxImportErrors = 20
 var importColumns = []string{"impi", "impus", "password", "ha1_md5", "ha1_sha256", "realm"}
 
 // readImport reads a CSV file of subscribers, or standard input for "-".
-func (a *app) readImport(path string) ([]api.NewSubscriber, error) {
+func (a *app) readImport(path string, keep algorithms) ([]api.NewSubscriber, error) {
 	if path == "-" {
-		return parseImport("standard input", a.in)
+		return parseImport("standard input", a.in, keep)
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("import subscribers: %w", err)
 	}
 	defer f.Close()
-	return parseImport(path, f)
+	return parseImport(path, f, keep)
 }
 
-// parseImport reads subscribers. Its error is importErrors, or that r broke.
-func parseImport(name string, r io.Reader) ([]api.NewSubscriber, error) {
-	p := &importer{name: name, seen: map[string]int{}, rows: csv.NewReader(skipBOM(io.LimitReader(r, api.MaxImportBytes)))}
+// parseImport reads subscribers; of passwords it keeps what is asked for. Its
+// error is importErrors, or that r broke.
+func parseImport(name string, r io.Reader, keep algorithms) ([]api.NewSubscriber, error) {
+	p := &importer{name: name, keep: keep, seen: map[string]int{}, rows: csv.NewReader(skipBOM(io.LimitReader(r, api.MaxImportBytes)))}
 	p.rows.ReuseRecord = true
 	p.rows.TrimLeadingSpace = true
 	if err := p.read(); err != nil {
@@ -52,6 +53,7 @@ func parseImport(name string, r io.Reader) ([]api.NewSubscriber, error) {
 
 type importer struct {
 	name    string
+	keep    algorithms
 	rows    *csv.Reader
 	columns map[string]int
 	seen    map[string]int // line of each IMPI and identity
@@ -120,10 +122,8 @@ func (p *importer) head(line int, row []string) {
 	if len(p.errs) > 0 {
 		return
 	}
-	for _, need := range []string{"impi", "impus"} {
-		if _, ok := p.columns[need]; !ok {
-			p.fault(line, fmt.Sprintf("the column %s is missing; write impi,impus,password in the first line", need))
-		}
+	if _, ok := p.columns["impi"]; !ok {
+		p.fault(line, "the column impi is missing; write impi,impus,password in the first line")
 	}
 	_, password := p.columns["password"]
 	_, md5 := p.columns["ha1_md5"]
@@ -147,7 +147,7 @@ func (p *importer) subscriber(line int, row []string) {
 		s.Realm = realmOf(s.IMPI)
 	}
 	var err error
-	if s.Identities, err = identities(trimmed("impus")); err != nil {
+	if s.Identities, err = identities(orDefault(trimmed("impus"), s.IMPI)); err != nil {
 		p.fault(line, err.Error())
 		return
 	}
@@ -157,7 +157,7 @@ func (p *importer) subscriber(line int, row []string) {
 			p.fault(line, fmt.Sprintf("%s has both a password and an HA1; give one of them", s.IMPI))
 			return
 		}
-		s.HA1 = credentials(s.IMPI, s.Realm, password)
+		s.HA1 = p.keep.credentials(s.IMPI, s.Realm, password)
 	}
 	if err := s.Check(); err != nil {
 		p.fault(line, err.Error())

@@ -15,7 +15,7 @@ import (
 
 // show makes the function of a command that gets something and prints it.
 func show[T any](a *app, get func(context.Context, *api.Client, []string) (T, error), print func(T) error) func(*cobra.Command, []string) error {
-	return a.ask(func(ctx context.Context, c *api.Client, args []string) error {
+	return a.askWithin(lookIn, func(ctx context.Context, c *api.Client, args []string) error {
 		v, err := get(ctx, c, args)
 		if err != nil {
 			return err
@@ -27,41 +27,18 @@ func show[T any](a *app, get func(context.Context, *api.Client, []string) (T, er
 	})
 }
 
-func (a *app) status() *cobra.Command {
-	return &cobra.Command{
-		Use: "status", Short: "Show the state of the cluster", Args: exactly(),
-		RunE: show(a, func(ctx context.Context, c *api.Client, _ []string) (api.Status, error) { return c.Status(ctx) }, a.printStatus),
-	}
-}
-
-func (a *app) printStatus(s api.Status) error {
-	quorum := "quorum held"
-	if !s.Quorum {
-		quorum = "NO QUORUM"
-	}
-	leader := "no leader"
-	if s.Leader != "" {
-		leader = s.Leader
-	}
-	fmt.Fprintf(a.out, "Cluster      %s, domain %s\n", clean(s.Cluster), clean(s.Domain))
-	fmt.Fprintf(a.out, "Leader       %s, term %d, %s\n", clean(leader), s.Term, quorum)
-	fmt.Fprintf(a.out, "Answered by  %s, version %s\n", clean(s.Node), clean(s.Version))
-	fmt.Fprintf(a.out, "Users        %d registered, %d subscribers\n", s.Users, s.Subscribers)
-	fmt.Fprintf(a.out, "Calls        %d\n\n", s.Calls)
-	if err := printNodes(a.out, s.Nodes); err != nil {
-		return err
-	}
-	fmt.Fprintln(a.out)
-	if err := printWorkers(a.out, s.Workers); err != nil {
-		return err
-	}
-	if len(s.Alarms) > 0 {
-		fmt.Fprintln(a.out)
-	}
-	for _, al := range s.Alarms {
-		fmt.Fprintf(a.out, "%s: %s (node %s, since %s); %s\n", strings.ToUpper(clean(al.Severity)), clean(al.Text), clean(al.Node), stamp(al.Since), clean(al.WhatToDo))
-	}
-	return nil
+// list makes the function of a command that gets a list page by page and prints it.
+func list[T any](a *app, page func(ctx context.Context, c *api.Client, after string) (part []T, next string, err error), print func([]T) error) func(*cobra.Command, []string) error {
+	return a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
+		v, err := all(ctx, func(ctx context.Context, after string) ([]T, string, error) { return page(ctx, c, after) })
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.print(v)
+		}
+		return print(v)
+	})
 }
 
 func (a *app) nodeList() *cobra.Command {
@@ -90,6 +67,9 @@ func printNodes(w io.Writer, list []api.Node) error {
 func (a *app) workerList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the workers", Args: exactly(),
+		Long: "List the workers. USERS are those assigned to it, CALLS those in progress (- where its kind keeps\n" +
+			"none), LOAD its requests in flight plus the CPU cores that its process uses, as min-load sees it\n" +
+			"when it chooses a worker for a call, and CONNECTED says whether this node has a link to it.",
 		RunE: show(a, func(ctx context.Context, c *api.Client, _ []string) ([]api.Worker, error) { return c.Workers(ctx) },
 			func(l []api.Worker) error { return printWorkers(a.out, l) }),
 	}
@@ -102,33 +82,8 @@ func (a *app) workerShow() *cobra.Command {
 			return c.Worker(ctx, args[0])
 		},
 			func(w api.Worker) error { return printWorkers(a.out, []api.Worker{w}) }),
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return a.workerIDs(cmd), cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: a.completed(workerIDs),
 	}
-}
-
-// workerIDs completes; who waits at a prompt gets nothing rather than an error.
-func (a *app) workerIDs(cmd *cobra.Command) []string {
-	c, err := a.client(cmd)
-	if err != nil {
-		return nil
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
-	defer cancel()
-	list, err := c.Workers(ctx)
-	if err != nil {
-		return nil
-	}
-	var ids []string
-	for _, w := range list {
-		ids = append(ids, w.ID)
-	}
-	return ids
 }
 
 func printWorkers(w io.Writer, list []api.Worker) error {
@@ -143,46 +98,8 @@ func printWorkers(w io.Writer, list []api.Worker) error {
 	return t.end()
 }
 
-func (a *app) users() *cobra.Command {
-	return group("user", "Look at registered users", []string{"users", "registration"}, &cobra.Command{
-		Use: "show IDENTITY", Short: "Show a registered user", Args: exactly("the IDENTITY of a user, such as sip:alice@example.org"),
-		Example: "  bellwether user show sip:alice@example.org\n  bellwether user show tel:+4930123456",
-		RunE: show(a, func(ctx context.Context, c *api.Client, args []string) (api.User, error) {
-			id := withScheme(args[0])
-			if strings.Contains(id, ":") {
-				var err error
-				if id, err = canonical(id); err != nil {
-					return api.User{}, &usageError{err.Error()}
-				}
-			}
-			return c.User(ctx, id)
-		}, a.printUser),
-	})
-}
-
-func (a *app) printUser(u api.User) error {
-	serving := func(s api.Serving) string {
-		if s.Serving != s.Home && s.Serving != "" {
-			return fmt.Sprintf("%s, served by %s", s.Home, s.Serving)
-		}
-		return s.Home
-	}
-	t := newTable(a.out, "Identity", clean(u.Identity))
-	t.add("IMPI", u.IMPI)
-	t.add("Registered together", strings.Join(u.Identities, " "))
-	t.add("P-CSCF", serving(u.PCSCF))
-	t.add("S-CSCF", serving(u.SCSCF))
-	t.add("Path", strings.Join(u.Path, " "))
-	t.add("Service-Route", strings.Join(u.ServiceRoute, " "))
-	t.add("Expires", stamp(u.Expires))
-	for _, c := range u.Contacts {
-		t.add("Contact", fmt.Sprintf("%s via %s, q=%g, until %s", c.URI, c.Flow, c.Q, stamp(c.Expires)))
-	}
-	return t.end()
-}
-
 func (a *app) calls() *cobra.Command {
-	return group("call", "Look at calls", []string{"calls", "dialog"}, &cobra.Command{
+	return plural(group("call", "Look at calls", []string{"dialog"}), "calls", &cobra.Command{
 		Use: "list", Short: "List the calls in progress", Args: exactly(),
 		RunE: show(a, func(ctx context.Context, c *api.Client, _ []string) ([]api.Call, error) { return c.Calls(ctx) }, a.printCalls),
 	})
@@ -206,11 +123,20 @@ func (a *app) reload() *cobra.Command {
 	return &cobra.Command{
 		Use: "reload", Short: "Make the node read its configuration again", Args: exactly(),
 		Long: "Make the node read its configuration again. The log level and the SIP timers are applied;\nwhat needs a restart is named.",
-		RunE: show(a, func(ctx context.Context, c *api.Client, _ []string) (api.Reload, error) { return c.Reload(ctx) }, a.printReload),
+		RunE: a.askWithin(changeIn, func(ctx context.Context, c *api.Client, _ []string) error {
+			r, err := c.Reload(ctx)
+			if err != nil {
+				return err
+			}
+			return a.printReload(r)
+		}),
 	}
 }
 
 func (a *app) printReload(r api.Reload) error {
+	if a.json {
+		return a.print(r)
+	}
 	if len(r.Applied)+len(r.Pending) == 0 {
 		fmt.Fprintln(a.out, "nothing changed")
 		return nil
@@ -225,10 +151,10 @@ func (a *app) printReload(r api.Reload) error {
 	return t.end()
 }
 
-// stamp is a time for people.
+// stamp is a time for people, with its zone.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return t.Local().Format("2006-01-02 15:04:05")
+	return t.Local().Format("2006-01-02 15:04:05 MST")
 }

@@ -15,12 +15,11 @@ func (a *app) node() *cobra.Command {
 		Short:      "Run a node in the foreground, or list the nodes",
 		Long:       "Run a node in the foreground, as its configuration says. It tells systemd when it is ready,\nreads the configuration again at SIGHUP and ends at SIGTERM.",
 		Example:    "  bellwether node -c n1.yaml\n  bellwether node list",
-		SuggestFor: []string{"nodes", "run", "serve", "daemon"},
+		SuggestFor: []string{"run", "serve", "daemon"},
 		Args:       noSuchCommand,
 		RunE:       func(c *cobra.Command, _ []string) error { return run(c) },
 	}
-	c.AddCommand(a.nodeList())
-	return c
+	return plural(c, "nodes", a.nodeList())
 }
 
 // hiddenProcess is one that the supervisor of a node starts, and nobody else.
@@ -32,7 +31,7 @@ func (a *app) hiddenProcess(name string, hook func(context.Context, string) erro
 
 // worker shows workers.
 func (a *app) worker() *cobra.Command {
-	return group("worker", "Look at the workers", []string{"workers"}, a.workerList(), a.workerShow())
+	return plural(group("worker", "Look at the workers", nil, a.workerShow()), "workers", a.workerList())
 }
 
 // process makes the function of a command that is a long-running process.

@@ -16,13 +16,20 @@ import (
 
 const maxSecret = 4096
 
-// secretFlags say where a secret comes from; neither: it is asked for.
-type secretFlags struct{ password, ha1 bool }
+// secretFlags say where a secret comes from, by default it is asked for, and
+// what is stored of it.
+type secretFlags struct {
+	password, ha1 bool
+	algorithms    algorithms
+}
 
 // secret gets a password or HA1 values, and returns only hashes.
 func (a *app) secret(ctx context.Context, from secretFlags, impi, realm string) (api.Credentials, error) {
 	if from.password && from.ha1 {
 		return api.Credentials{}, usagef("--password-stdin and --ha1-stdin exclude each other; give one of them")
+	}
+	if from.ha1 && len(from.algorithms) > 0 {
+		return api.Credentials{}, usagef("--algorithm is for a password; with --ha1-stdin, give only the HA1 to store")
 	}
 	if from.ha1 {
 		text, err := readSecret(a.in)
@@ -49,7 +56,7 @@ func (a *app) secret(ctx context.Context, from secretFlags, impi, realm string) 
 	if strings.ContainsAny(password, "\r\n\x00") {
 		return api.Credentials{}, errors.New("the password has more than one line; give one line")
 	}
-	return credentials(impi, realm, password), nil
+	return from.algorithms.credentials(impi, realm, password), nil
 }
 
 // readSecret reads all of r, without the end of its last line.

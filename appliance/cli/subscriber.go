@@ -14,9 +14,12 @@ import (
 )
 
 func (a *app) subscribers() *cobra.Command {
-	return group("subscriber", "Provision subscribers", []string{"subscribers", "hss"},
-		a.subscriberAdd(), a.subscriberList(), a.subscriberShow(), a.subscriberRemove(), a.subscriberImport(), a.subscriberExport())
+	return plural(group("subscriber", "Provision subscribers", []string{"hss"},
+		a.subscriberAdd(), a.subscriberShow(), a.subscriberRemove(), a.subscriberImport(), a.subscriberExport()), "subscribers", a.subscriberList())
 }
+
+const someKnowOnlyMD5 = "Some phones, such as baresip 1.0 of Debian 12, give up at a challenge with SHA-256 even if one\n" +
+	"with MD5 follows it: for those, store only MD5 with --algorithm MD5."
 
 func (a *app) subscriberAdd() *cobra.Command {
 	var secret secretFlags
@@ -27,27 +30,23 @@ func (a *app) subscriberAdd() *cobra.Command {
 		Short: "Add a subscriber",
 		Long: "Add a subscriber: its private identity (IMPI) and its public ones (IMPU), by default sip:IMPI.\n" +
 			"All public identities are registered together; | between them begins another registration set,\n" +
-			"! before one bars it. The password is asked for, and only hashes of it leave this command.",
+			"! before one bars it. The password is asked for, and only hashes of it leave this command.\n\n" + someKnowOnlyMD5,
 		Example: "  bellwether subscriber add alice@example.org\n" +
 			"  bellwether subscriber add alice@example.org sip:alice@example.org tel:+4930123456 '|' sip:desk@example.org\n" +
 			"  pass show alice | bellwether subscriber add alice@example.org --password-stdin",
 		Args: atLeastIMPI,
-		RunE: a.ask(func(ctx context.Context, c *api.Client, args []string) error {
+		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, args []string) error { // time to type
 			s := api.NewSubscriber{IMPI: args[0], Realm: realm}
 			if s.Realm == "" {
 				s.Realm = realmOf(s.IMPI)
 			}
-			impus := strings.Join(args[1:], " ")
-			if impus == "" {
-				impus = "sip:" + s.IMPI
-			}
 			var err error
-			if s.Identities, err = identities(impus); err != nil {
+			if s.Identities, err = identities(orDefault(strings.Join(args[1:], " "), s.IMPI)); err != nil {
 				return &usageError{err.Error()}
 			}
 			// Nobody should type a password for what is refused anyway.
 			probe := s
-			probe.HA1 = credentials(s.IMPI, s.Realm, "")
+			probe.HA1 = secret.algorithms.credentials(s.IMPI, s.Realm, "")
 			if err := probe.Check(); err != nil {
 				return &usageError{err.Error()}
 			}
@@ -57,8 +56,10 @@ func (a *app) subscriberAdd() *cobra.Command {
 			if err := s.Check(); err != nil {
 				return err
 			}
+			ctx, cancel := context.WithTimeout(ctx, changeIn)
+			defer cancel()
 			if err := c.AddSubscriber(ctx, s, replace); err != nil {
-				return err
+				return late(err, changeIn)
 			}
 			if a.json {
 				return a.print(struct {
@@ -74,6 +75,7 @@ func (a *app) subscriberAdd() *cobra.Command {
 	f := c.Flags()
 	f.BoolVar(&secret.password, "password-stdin", false, "read the password from standard input")
 	f.BoolVar(&secret.ha1, "ha1-stdin", false, "read HA1 values from standard input, as MD5=HEX and SHA-256=HEX")
+	f.Var(&secret.algorithms, "algorithm", whichAlgorithms)
 	f.StringVar(&realm, "realm", "", "digest `REALM` (default: the realm of the IMPI)")
 	f.BoolVar(&replace, "replace", false, "overwrite a subscriber that exists")
 	return c
@@ -89,23 +91,12 @@ func atLeastIMPI(c *cobra.Command, args []string) error {
 func (a *app) subscriberList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the subscribers", Args: exactly(),
-		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
-			all := []api.Subscriber{}
-			for after := ""; ; {
-				page, err := c.Subscribers(ctx, after, api.MaxPage)
-				if err != nil {
-					return err
-				}
-				all = append(all, page.Subscribers...)
-				if after = page.Next; after == "" {
-					break
-				}
-			}
-			if a.json {
-				return a.print(all)
-			}
-			return a.printSubscribers(all)
-		}),
+		Long: "List the subscribers, with the digest algorithms for which a secret is stored. With --json it is one\n" +
+			"array; bellwether subscriber export --json prints one object a line, as a stream.",
+		RunE: list(a, func(ctx context.Context, c *api.Client, after string) ([]api.Subscriber, string, error) {
+			page, err := c.Subscribers(ctx, after, api.MaxPage)
+			return page.Subscribers, page.Next, err
+		}, a.printSubscribers),
 	}
 }
 
@@ -121,49 +112,61 @@ func (a *app) subscriberShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show IMPI", Short: "Show a subscriber, named by its IMPI or a public identity", Args: exactly("the IMPI or a public identity of a subscriber"),
 		RunE: show(a, func(ctx context.Context, c *api.Client, args []string) (api.Subscriber, error) {
-			name := args[0]
-			if strings.HasPrefix(name, "+") || strings.Contains(name, ":") {
-				var err error
-				if name, err = canonical(withScheme(name)); err != nil {
-					return api.Subscriber{}, &usageError{err.Error()}
-				}
-			}
-			return c.Subscriber(ctx, name)
+			return subscriber(ctx, c, args[0])
 		}, func(s api.Subscriber) error { return a.printSubscribers([]api.Subscriber{s}) }),
+		ValidArgsFunction: a.completed(impis),
 	}
+}
+
+// subscriber finds who an operator means.
+func subscriber(ctx context.Context, c *api.Client, name string) (api.Subscriber, error) {
+	if strings.HasPrefix(name, "+") || strings.Contains(name, ":") {
+		var err error
+		if name, err = canonical(withScheme(name)); err != nil {
+			return api.Subscriber{}, &usageError{err.Error()}
+		}
+	}
+	return c.Subscriber(ctx, name)
 }
 
 func (a *app) subscriberRemove() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove IMPI", Short: "Remove a subscriber", Args: exactly("the IMPI of a subscriber"), SuggestFor: []string{"delete", "rm"},
-		RunE: a.ask(func(ctx context.Context, c *api.Client, args []string) error {
-			if err := c.RemoveSubscriber(ctx, args[0]); err != nil {
+		Use: "remove IMPI", Short: "Remove a subscriber, named by its IMPI or a public identity", Args: exactly("the IMPI or a public identity of a subscriber"), SuggestFor: []string{"delete", "rm"},
+		RunE: a.askWithin(changeIn, func(ctx context.Context, c *api.Client, args []string) error {
+			s, err := subscriber(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			if err := c.RemoveSubscriber(ctx, s.IMPI); err != nil {
 				return err
 			}
 			if a.json {
 				return a.print(struct {
 					Removed string `json:"removed"`
-				}{args[0]})
+				}{s.IMPI})
 			}
-			fmt.Fprintf(a.out, "%s is removed\n", clean(args[0]))
+			fmt.Fprintf(a.out, "%s is removed, with %s\n", clean(s.IMPI), clean(notation(s.Identities)))
 			return nil
 		}),
+		ValidArgsFunction: a.completed(impis),
 	}
 }
 
 func (a *app) subscriberImport() *cobra.Command {
-	return &cobra.Command{
+	var keep algorithms
+	c := &cobra.Command{
 		Use:   "import FILE.csv",
 		Short: "Import subscribers, all or none",
 		Long: "Import subscribers from a CSV file (- for standard input). Its first line names the columns:\n\n" +
 			"  impi        alice@example.org\n" +
-			"  impus       public identities, a space between them; | begins another registration set, ! bars one\n" +
+			"  impus       public identities, a space between them; | begins another registration set, ! bars one;\n" +
+			"              where there is none: sip:IMPI\n" +
 			"  password    or one of ha1_md5 and ha1_sha256, or both: hex digits\n" +
 			"  realm       may be left out: the realm of the IMPI\n\n" +
-			"If any line is wrong, nothing is imported. Subscribers that exist are replaced.",
+			"If any line is wrong, nothing is imported. Subscribers that exist are replaced.\n\n" + someKnowOnlyMD5,
 		Args: exactly("a FILE.csv"),
 		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, args []string) error {
-			all, err := a.readImport(args[0])
+			all, err := a.readImport(args[0], keep)
 			if err != nil {
 				return err
 			}
@@ -177,18 +180,26 @@ func (a *app) subscriberImport() *cobra.Command {
 			case a.json:
 				return a.print(res)
 			}
-			fmt.Fprintf(a.out, "%d subscribers added, %d replaced\n", res.Added, res.Replaced)
+			s := "s"
+			if res.Added == 1 {
+				s = ""
+			}
+			fmt.Fprintf(a.out, "%d subscriber%s added, %d replaced\n", res.Added, s, res.Replaced)
 			return nil
 		}),
 	}
+	c.Flags().Var(&keep, "algorithm", whichAlgorithms)
+	return c
 }
 
 func (a *app) subscriberExport() *cobra.Command {
 	return &cobra.Command{
 		Use:   "export",
 		Short: "Print all subscribers as CSV, without their secrets",
-		Long:  "Print all subscribers as CSV with the columns impi, impus and realm, or with --json one object\na line. Secrets never leave the cluster: add a password or HA1 column before you import the file.",
-		Args:  exactly(),
+		Long: "Print all subscribers as CSV with the columns impi, impus and realm, or with --json one object\n" +
+			"a line (JSON lines; bellwether subscriber list --json is one array). Secrets never leave the\n" +
+			"cluster: add a password or HA1 column before you import the file.",
+		Args: exactly(),
 		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
 			if a.json {
 				enc := json.NewEncoder(a.out)

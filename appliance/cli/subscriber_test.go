@@ -40,6 +40,10 @@ func TestAPasswordBecomesHashesBeforeItLeaves(t *testing.T) {
 			{URI: "sip:bob@example.test"}, {URI: "tel:+49301"}, {URI: "sip:desk@example.test", Set: 1, Barred: true}, {URI: "sip:x@example.test", Set: 1},
 		}},
 	}
+	do("secret", "add", "alice@example.test", "--replace", "--password-stdin", "--algorithm", "MD5").is(t, "alice@example.test is stored with sip:alice@example.test\n", "", OK)
+	do("secret", "add", "alice@example.test", "--replace", "--password-stdin", "--algorithm", "SHA-256,MD5").is(t, "alice@example.test is stored with sip:alice@example.test\n", "", OK)
+	want = append(want, want[0], want[0])
+	want[2].HA1.SHA256 = ""
 	for i, w := range want {
 		if d := cmp.Diff((*stored)[i], w); d != "" {
 			t.Error(d)
@@ -72,7 +76,7 @@ bob@example.test    example.test  MD5 SHA-256  sip:bob@example.test tel:+4918
 	do("", "export", "--json").is(t, `{"impi":"alice@example.test","realm":"example.test","identities":[{"uri":"sip:alice@example.test","set":0},{"uri":"tel:+4917","set":0}],"algorithms":["MD5","SHA-256"]}
 {"impi":"bob@example.test","realm":"example.test","identities":[{"uri":"sip:bob@example.test","set":0}],"algorithms":["MD5","SHA-256"]}
 `, "", OK)
-	do("", "remove", "bob@example.test").is(t, "bob@example.test is removed\n", "", OK)
+	do("", "remove", "sip:bob@example.test").is(t, "bob@example.test is removed, with sip:bob@example.test\n", "", OK)
 	do("", "remove", "bob@example.test").is(t, "", "bellwether: there is no subscriber bob@example.test; see bellwether subscriber list\n", Failed)
 }
 
@@ -111,12 +115,16 @@ func TestImport(t *testing.T) {
 	do("", "import", file).is(t, "3 subscribers added, 0 replaced\n", "", OK)
 	if got := *stored; len(got) != 3 || got[0].HA1 != (api.Credentials{MD5: aliceMD5, SHA256: aliceSHA256}) ||
 		got[1].HA1 != (api.Credentials{MD5: aliceMD5}) || got[1].Identities[1].Set != 1 ||
-		got[2].HA1 != credentials("carol@example.test", "example.test", `with, " and space `) || got[2].Line != 5 {
+		got[2].HA1 != algorithms(nil).credentials("carol@example.test", "example.test", `with, " and space `) || got[2].Line != 5 {
 		t.Errorf("stored %+v", got)
 	}
 	do("impi,impus,password,realm\nalice@example.test,sip:alice@example.test,secret,ims.test\n", "import", "-", "--json").is(t,
 		"{\n  \"added\": 0,\n  \"replaced\": 1\n}\n", "", OK)
-	if got := (*stored)[3]; got.Realm != "ims.test" || got.HA1 != credentials("alice@example.test", "ims.test", "secret") {
+	if got := (*stored)[3]; got.Realm != "ims.test" || got.HA1 != algorithms(nil).credentials("alice@example.test", "ims.test", "secret") {
+		t.Errorf("stored %+v", got)
+	}
+	do("impi,password\nerin@example.test,secret\n", "import", "-", "--algorithm", "md5").is(t, "1 subscriber added, 0 replaced\n", "", OK)
+	if got := (*stored)[4]; got.HA1.MD5 == "" || got.HA1.SHA256 != "" || len(got.Identities) != 1 || got.Identities[0].URI != "sip:erin@example.test" {
 		t.Errorf("stored %+v", got)
 	}
 	write(t, file, "impi,impus,password\ndave@example.test,sip:bob@example.test,x\n")
@@ -140,7 +148,7 @@ func TestAnImportWithFaultsImportsNothing(t *testing.T) {
 		{"a stray quote", "impi,impus,password\na@b.test,sip:a@b.test,hu\"sh\n", []string{`2: this is not CSV (bare " in non-quoted-field); put a value with quotes in quotes, and double them`}},
 		{"faults on several lines", "impi,impus,password,ha1_md5\n" +
 			"alice,sip:alice@b.test,hush,\n" +
-			"bob@b.test,,hush,\n" +
+			"bob@b.test,tel:12,hush,\n" +
 			"good@b.test,sip:good@b.test,hush,\n" +
 			"carol@b.test,mailto:carol,hush,\n" +
 			"dave@b.test,sip:dave@b.test,,\n" +
@@ -150,7 +158,7 @@ func TestAnImportWithFaultsImportsNothing(t *testing.T) {
 			"gina@b.test,sip:gina@b.test,,hush\n",
 			[]string{
 				`2: "alice" is not an IMPI; write it as user@realm, without spaces`,
-				"3: bob@b.test has no public identity; give at least one, such as sip:bob@b.test",
+				`3: "tel:12" is not a telephone number; write it as tel:+4930123456, or a local one as tel:12;phone-context=example.org`,
 				`5: "mailto:carol" is not a public identity; write it as sip:user@domain or tel:+number`,
 				"6: dave@b.test has no secret; give a password or its HA1",
 				"7: erin@b.test has both a password and an HA1; give one of them",
@@ -189,7 +197,7 @@ func FuzzParseImport(f *testing.F) {
 	f.Add("impi,impus,ha1_md5\na@b,tel:+1 | !sip:a@b sip:c@d," + aliceMD5 + "\n")
 	f.Add("\"")
 	f.Fuzz(func(t *testing.T, text string) {
-		all, err := parseImport("f", strings.NewReader(text))
+		all, err := parseImport("f", strings.NewReader(text), nil)
 		if (len(all) == 0) == (err == nil) {
 			t.Fatalf("%d subscribers, error %v", len(all), err)
 		}

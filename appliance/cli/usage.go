@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,6 +31,20 @@ func group(use, short string, also []string, children ...*cobra.Command) *cobra.
 	return g
 }
 
+// plural gives a command a list, and the plural of its name, which lists as well.
+func plural(c *cobra.Command, name string, list *cobra.Command) *cobra.Command {
+	c.Aliases = append(c.Aliases, name)
+	alone := c.RunE
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.CalledAs() == name {
+			return list.RunE(cmd, args)
+		}
+		return alone(cmd, args)
+	}
+	c.AddCommand(list)
+	return c
+}
+
 func names(c *cobra.Command) string {
 	var all []string
 	for _, sub := range c.Commands() {
@@ -41,18 +57,31 @@ func names(c *cobra.Command) string {
 
 // meant answers guesses that are reasonable and wrong.
 var meant = map[string]string{
-	"user list":       "write bellwether subscriber list, or bellwether user show IDENTITY for who is registered",
 	"user add":        "write bellwether subscriber add",
 	"node show":       "write bellwether node list",
 	"call show":       "write bellwether call list",
-	"cluster status":  "write bellwether status",
 	"cluster list":    "write bellwether node list",
 	"worker add":      "write it into the configuration of its node and restart that",
+	"worker fail":     laterRelease,
+	"worker failover": laterRelease,
+	"failover":        laterRelease,
 	"subscriber edit": "write bellwether subscriber add --replace",
+	"completion ksh":  "write one of bash, fish, powershell, zsh",
+	"alarm":           "bellwether status shows the alarms",
+	"alarms":          "bellwether status shows the alarms",
+	"log":             whereLogsGo,
+	"logs":            whereLogsGo,
+	"check":           "write bellwether config check -c FILE",
+	"init":            "write bellwether cluster init",
 	"start":           "write bellwether node -c FILE",
 	"stop":            "end bellwether node with SIGTERM, or stop its service",
 	"restart":         "restart the service, or bellwether node -c FILE",
 }
+
+const (
+	laterRelease = "failover of users comes with a later release"
+	whereLogsGo  = "a node logs to standard error; as a service: journalctl -u bellwether"
+)
 
 // noSuchCommand refuses arguments of a command that has subcommands.
 func noSuchCommand(c *cobra.Command, args []string) error {
@@ -102,6 +131,14 @@ func flagError(c *cobra.Command, err error) error {
 			return usagef("%s has no flag --%s; did you mean --%s?", c.CommandPath(), name, near)
 		}
 		return usagef("%s has no flag --%s; see %s --help", c.CommandPath(), name, c.CommandPath())
+	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "duration" {
+		write := "a time with its unit, such as 20s"
+		if _, err := strconv.ParseUint(invalid.GetValue(), 10, 32); err == nil {
+			write = invalid.GetValue() + "s"
+		}
+		return usagef("--%s is %q; write %s", invalid.GetFlag().Name, invalid.GetValue(), write)
 	}
 	return usagef("%s; see %s --help", text, c.CommandPath())
 }

@@ -41,6 +41,9 @@ func Load(dataDir, node string) (*Identity, error) {
 	if errors.Is(err, fs.ErrNotExist) && errors.Is(certified, fs.ErrNotExist) {
 		return nil, fmt.Errorf("node %s belongs to no cluster yet: %s has no certificates; run 'bellwether cluster init' on the first node, or here 'bellwether cluster join %s.tar' with the file that 'bellwether cluster issue %s' wrote there", node, dir, node, node)
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("read the cluster's certificate: %w", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster's certificate: %w; it is the same on every node, so copy it from another", err)
 	}
