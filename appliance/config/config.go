@@ -54,7 +54,7 @@ type Config struct {
 	Node    Node
 	Cluster Cluster
 	SIP     SIP
-	Workers []Worker
+	Workers []Worker // without the key one of each kind, such as n1-p, n1-i and n1-s; none where the list is empty
 	Metrics Metrics
 	Log     Log
 }

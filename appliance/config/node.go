@@ -16,6 +16,16 @@ const (
 	maxWorkers    = 64
 )
 
+// examples show how each section is written.
+var examples = map[string]string{
+	"node":    "node: {name: n1}",
+	"cluster": "cluster: {address: 10.0.0.1:7400, controllers: [{name: n1, address: 10.0.0.1:7400}]}",
+	"sip":     "sip: {domain: ims.example.org, address: 10.0.0.1}",
+	"workers": "workers: [{id: p1, kind: p-cscf}]",
+	"metrics": "metrics: {listen: 127.0.0.1:9090}",
+	"log":     "log: {level: debug}",
+}
+
 // defaults are the values of all keys that need not be written.
 func defaults() *Config {
 	return &Config{
@@ -49,13 +59,9 @@ func (r *reader) config(root *yaml.Node) *Config {
 			})
 		},
 	})
-	for _, need := range []struct{ key, write string }{
-		{"node", "write node: {name: n1}"},
-		{"cluster", "write cluster: {address: 10.0.0.1:7400, controllers: [{name: n1, address: 10.0.0.1:7400}]}"},
-		{"sip", "write sip: {domain: ims.example.org, address: 10.0.0.1}"},
-	} {
-		if root.Kind == yaml.MappingNode && seen[need.key] == nil {
-			r.problem(1, need.key+" is missing", need.write)
+	for _, need := range []string{"node", "cluster", "sip"} {
+		if root.Kind == yaml.MappingNode && seen[need] == nil {
+			r.problem(1, need+" is missing", "write "+examples[need])
 		}
 	}
 	if seen["workers"] == nil && c.Node.Name != "" {
@@ -63,9 +69,7 @@ func (r *reader) config(root *yaml.Node) *Config {
 			c.Workers = append(c.Workers, Worker{ID: c.Node.Name + "-" + string(k[0]), Kind: k})
 		}
 	}
-	if seen["cluster"] != nil {
-		r.membership(seen["cluster"].Line, c)
-	}
+	r.membership(c)
 	r.clashes(c)
 	return c
 }
@@ -129,7 +133,7 @@ func (r *reader) controllers(n *yaml.Node, c *Config) {
 }
 
 // membership checks that this node is among the controllers, at its address.
-func (r *reader) membership(line int, c *Config) {
+func (r *reader) membership(c *Config) {
 	if c.Node.Name == "" || !c.Cluster.Address.IsValid() || len(c.Cluster.Controllers) == 0 {
 		return
 	}
@@ -138,11 +142,11 @@ func (r *reader) membership(line int, c *Config) {
 			continue
 		}
 		if m.Address.IsValid() && m.Address != c.Cluster.Address {
-			r.problem(line, fmt.Sprintf("cluster.address is %s, but the controllers list has %s for %s", c.Cluster.Address, m.Address, m.Name), "write the same address in both")
+			r.problem(r.lines["cluster.address"], fmt.Sprintf("cluster.address is %s, but the controllers list has %s for %s", c.Cluster.Address, m.Address, m.Name), "write the same address in both")
 		}
 		return
 	}
-	r.problem(line, fmt.Sprintf("this node, %s, is not among cluster.controllers", c.Node.Name),
+	r.problem(r.lines["node.name"], fmt.Sprintf("this node, %s, is not among cluster.controllers", c.Node.Name),
 		fmt.Sprintf("add {name: %s, address: %s} or mend node.name", c.Node.Name, c.Cluster.Address))
 }
 

@@ -137,9 +137,12 @@ func (r *reader) is(n *yaml.Node, kind yaml.Kind, path string) bool {
 	if path == "" {
 		path = "the file"
 	}
+	example, section := examples[path]
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
 		r.problem(n.Line, path+" uses a YAML anchor or alias", "write the value itself")
+	case section:
+		r.problem(n.Line, fmt.Sprintf("%s is %s", path, describe(n)), "write "+example)
 	case kind == yaml.MappingNode:
 		r.problem(n.Line, fmt.Sprintf("%s is %s", path, describe(n)), "write keys with values, such as name: n1")
 	case kind == yaml.SequenceNode:
