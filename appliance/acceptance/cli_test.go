@@ -94,7 +94,13 @@ func TestCommandLineOverARunningCluster(t *testing.T) {
 		}
 	}
 	_, out = cli(t, n, "worker", "list")
-	if all := read[[]api.Worker](t, out); len(all) != 6 {
+	all := read[[]api.Worker](t, out)
+	for _, w := range all {
+		if (w.Calls != nil) != (w.Kind == "s-cscf") {
+			t.Errorf("%s says of its calls %v", w.ID, w.Calls)
+		}
+	}
+	if len(all) != 6 {
 		t.Errorf("workers: %+v", all)
 	}
 	_, out = cli(t, n, "worker", "show", "s2")
@@ -108,6 +114,16 @@ func TestCommandLineOverARunningCluster(t *testing.T) {
 	}
 	if !strings.Contains(text, phones[0].Addr().String()) {
 		t.Errorf("user show: %s", text)
+	}
+	text, out = cli(t, n, "users")
+	listed := 0
+	for _, r := range read[[]api.Registration](t, out) {
+		if r.IMPI == u.IMPI && r.Identity == u.Identity && r.PCSCF == u.PCSCF && r.SCSCF == u.SCSCF {
+			listed++
+		}
+	}
+	if listed != 1 || !strings.Contains(text, u.IMPI) {
+		t.Errorf("user list: %s", text)
 	}
 	if _, out := cli(t, n, "version"); !json.Valid([]byte(out)) {
 		t.Errorf("version: %q", out)
@@ -188,7 +204,11 @@ func TestSubscribersByCommandLine(t *testing.T) {
 	expect(run("", "subscriber", "import", file, "--json"), 0, `"added": 2`)
 	register(t, newPhone(t, c.Node("n3"), "eve", nil), newPhone(t, c.Node("n3"), "bea", nil))
 	write("impi,impus,password", "new@"+domain+",sip:new@"+domain+","+password, "eve@"+domain+",sip:bea@"+domain+","+password)
-	expect(run("", "subscriber", "import", file), 1, "nothing was imported")
+	expect(run("", "subscriber", "import", file), 1, "nothing was imported: line 3: sip:bea@"+domain+" belongs to subscriber bea@"+domain)
+	expect(run(password+"\n", "subscriber", "add", "new@"+domain, "sip:bea@"+domain, "--password-stdin"), 1, "see 'bellwether subscriber show bea@"+domain+"'")
+	expect(run(password+"\n", "subscriber", "add", "bea@"+domain, "--password-stdin"), 1, "see 'bellwether subscriber show bea@"+domain+"', or give --replace")
+	expect(run(password+"\n", "subscriber", "add", "new@"+domain, "tel:7;phone-context="+domain, "--password-stdin", "--algorithm", "MD5"), 0, "tel:7;phone-context="+domain)
+	expect(run("", "subscriber", "remove", "tel:7;phone-context="+domain), 0, "new@"+domain)
 	write("impi,impus,pasword", "new@"+domain+",sip:new@"+domain+","+password)
 	expect(run("", "subscriber", "import", file), 1, file+":1: ")
 	expect(run("", "subscriber", "show", "new@"+domain), 1, "new@"+domain)
@@ -210,7 +230,7 @@ func TestSubscribersByCommandLine(t *testing.T) {
 	if listed != 3 || exported != 3 || !strings.HasPrefix(text, "impi,impus,realm\n") || !strings.Contains(text, "\n"+impi+",") {
 		t.Errorf("%d subscribers listed, %d exported, %q", listed, exported, text)
 	}
-	expect(run("", "subscriber", "remove", impi, "--json"), 0, impi)
+	expect(run("", "subscriber", "remove", "ada", "--json"), 0, impi)
 	expect(run("", "subscriber", "remove", impi), 1, impi)
 	expect(run("", "subscriber", "show", impi), 1, impi)
 
@@ -281,6 +301,8 @@ func TestExitCodes(t *testing.T) {
 		{"user show sip:", 2, "sip:"},
 		{"subscriber add " + n.Name + "@" + domain, 2, "--password-stdin"},
 		{"frobnicate", 2, "frobnicate"},
+		{"worker -c " + n.ConfigFile(), 2, "needs a command"},
+		{"config check -c /nowhere/bellwether.yaml", 1, "/nowhere/bellwether.yaml"},
 		{"status --frobnicate", 2, "--frobnicate"},
 		{"demo --for soon", 2, "soon"},
 	} {
