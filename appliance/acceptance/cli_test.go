@@ -250,6 +250,32 @@ func TestSubscribersByCommandLine(t *testing.T) {
 	}
 }
 
+func TestAChangeWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	n := written(t, usual).Node("n1")
+	if err := n.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Kill()
+	eventually(t, upWithin, func() string {
+		st, err := n.Admin.Status(within(t, 2*time.Second))
+		switch {
+		case err != nil:
+			return err.Error()
+		case st.Quorum:
+			t.Fatal("one of three controllers is a majority")
+		}
+		return ""
+	})
+	subscriber("solo")
+	r := bellwether(t, password, "subscriber", "add", "solo@"+domain, "--password-stdin", "--socket", n.AdminSocket())
+	want := ran{err: "bellwether: the controllers did not commit the change within 4s, and it is not known whether it took effect; " +
+		"wait until 'bellwether status' shows a leader, then see whether the change is there\n", code: 1}
+	if r != want {
+		t.Errorf("%+v, want %+v", r, want)
+	}
+}
+
 func TestReload(t *testing.T) {
 	t.Parallel()
 	n := sharedCluster(t).Node("n2")
