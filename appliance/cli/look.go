@@ -68,8 +68,8 @@ func (a *app) workerList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the workers", Args: exactly(),
 		Long: "List the workers. USERS are those assigned to it, CALLS those in progress (- where its kind keeps\n" +
-			"none), LOAD its requests in flight plus the CPU cores that its process uses, as min-load sees it\n" +
-			"when it chooses a worker for a call, and CONNECTED says whether this node has a link to it.",
+			"none), LOAD its requests in flight plus the CPU cores that its process uses, by which min-load\n" +
+			"chooses an I-CSCF, and CONNECTED says whether this node has a link to it.",
 		RunE: show(a, func(ctx context.Context, c *api.Client, _ []string) ([]api.Worker, error) { return c.Workers(ctx) },
 			func(l []api.Worker) error { return printWorkers(a.out, l) }),
 	}
