@@ -13,6 +13,7 @@ import (
 
 	"bellwether/controller/state"
 	. "bellwether/cscf/cscftest"
+	bwdigest "bellwether/cscf/digest"
 	"bellwether/cscf/hss"
 	"bellwether/cscf/icscf"
 	"bellwether/cscf/pcscf"
@@ -226,6 +227,24 @@ func TestRegistration(t *testing.T) {
 			t.Error("the replay ended the registration")
 		}
 	})
+	run(t, "a replay at another S-CSCF, after the user has gone, is not believed", func(t *testing.T, c *ims) {
+		alice := c.alice()
+		registered(alice)
+		m := alice.RegisterRequest()
+		alice.Send(m)
+		alice.Expect(200, "REGISTER")
+		alice.Register("Expires: 0")
+		c.Sleep(bwdigest.Handover + time.Second)
+		registered(c.carol()) // now the other group has the fewest users
+		evil := c.NewPhone("a", "192.0.2.66:5060", "evil", "sip:alice@ims.test")
+		replay := m.Clone()
+		replay.Set(sipmsg.ViaHeader, "SIP/2.0/UDP 192.0.2.66:5060;branch=z9hG4bKreplay")
+		evil.Send(replay)
+		evil.Expect(401, "REGISTER")
+		if g, ok := c.State().Assignment(state.SCSCF, "alice"); ok {
+			t.Errorf("assigned to S %d", g)
+		}
+	})
 	run(t, "unknown users and foreign identities are refused alike", func(t *testing.T, c *ims) {
 		for _, p := range []*Phone{
 			c.NewPhone("a", "192.0.2.66:5060", "nobody", "sip:nobody@ims.test"),
@@ -240,6 +259,39 @@ func TestRegistration(t *testing.T) {
 		alice.AOR = "sip:carol@ims.test"
 		alice.Send(alice.RegisterRequest())
 		alice.Expect(403, "REGISTER")
+	})
+	run(t, "who has no secret for an algorithm cannot be registered with it by anybody", func(t *testing.T, c *ims) {
+		for impi, has := range map[string]state.HA1{
+			"md5": {"MD5": bwdigest.HA1(bwdigest.MD5, "md5", Domain, "md5")},
+			"sha": {"SHA-256": bwdigest.HA1(bwdigest.SHA256, "sha", Domain, "sha")},
+			"aka": {},
+		} {
+			c.Apply(state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{{
+				IMPI: impi, Realm: Domain, HA1: has, Identities: []state.Identity{{URI: "sip:" + impi + "@ims.test"}},
+			}}}})
+			p := c.NewPhone("a", "192.0.2.66:5060", impi, "sip:"+impi+"@ims.test")
+			for _, alg := range bwdigest.Algorithms {
+				if has[string(alg)] != "" {
+					continue
+				}
+				for _, guess := range []string{"", bwdigest.HA1(alg, impi, Domain, ""), bwdigest.HA1(alg, "", "", "")} {
+					p.Send(p.RegisterRequest())
+					resp := p.Expect(401, "REGISTER")
+					ch, err := nonceOf(resp)
+					if err != nil {
+						t.Fatal(err)
+					}
+					cred := bwdigest.Credentials{
+						Username: impi, Realm: Domain, Nonce: ch, URI: "sip:" + Domain, Algorithm: alg, QOP: "auth", CNonce: "c", NC: "00000001",
+					}
+					m := p.RegisterRequest()
+					m.Set(sipmsg.Authorization, fmt.Sprintf(`Digest username="%s", realm="%s", nonce="%s", uri="%s", algorithm=%s, qop=auth, cnonce="c", nc=00000001, response="%s"`,
+						impi, Domain, ch, cred.URI, alg, cred.Expected("REGISTER", guess)))
+					p.Send(m)
+					p.Expect(401, "REGISTER")
+				}
+			}
+		}
 	})
 	run(t, "a barred identity registers its set and is not told of", func(t *testing.T, c *ims) {
 		bob := c.bob()
@@ -291,6 +343,14 @@ func TestRegistration(t *testing.T) {
 		c.Settle()
 		c.gone(t, alice)
 	})
+}
+
+// nonceOf reads the nonce of a challenge.
+func nonceOf(m *sipmsg.Message) (nonce string, err error) {
+	v, _ := m.Value(sipmsg.WWWAuthenticate)
+	_, params, err := sipmsg.ParseAuth(v)
+	nonce, _ = params.Value("nonce")
+	return nonce, err
 }
 
 // gone checks that nothing is left of a user.

@@ -2,9 +2,11 @@
 // §22, RFC 7616, RFC 8760): challenges, the check of credentials, and the
 // record of which nonce counts of a user were used.
 //
-// Nonces verify themselves: they carry their time and are signed with a key
-// derived from the cluster's secret. A challenge therefore creates no state,
-// and any server of the cluster accepts the nonce of any other.
+// Nonces verify themselves: they carry their time and their server, and are
+// signed with a key derived from the cluster's secret. A challenge therefore
+// creates no state, and any server of the cluster can go on with the challenge
+// of any other. Only the server that keeps a user's [Uses] can tell a replay,
+// so after [Handover] a nonce is good at its own server alone.
 //
 // The package knows MD5 and SHA-256 with qop=auth. It does not fetch secrets,
 // does not speak SIP beyond the two header values, and does not decide what a
@@ -154,6 +156,7 @@ func (c Credentials) Expected(method, ha1 string) string {
 // Config is the policy of a Server.
 type Config struct {
 	Secret     []byte        // the cluster's, equal on every node
+	Server     uint32        // who keeps the Uses: no other server of the cluster has this number
 	Lifetime   time.Duration // of a nonce; 0 means DefaultLifetime
 	WithoutQOP bool          // accept credentials without qop, each nonce once (RFC 2069 clients)
 }
@@ -162,12 +165,18 @@ type Config struct {
 // registration within it needs no second challenge.
 const DefaultLifetime = time.Hour
 
+// Handover is how long any server of the cluster accepts a nonce, so that a
+// phone whose S-CSCF changes between the challenge and its answer is not
+// challenged again.
+const Handover = 40 * time.Second
+
 // skew is how far ahead another node's clock may be.
 const skew = time.Minute
 
 // Server challenges and checks.
 type Server struct {
 	key        []byte
+	server     uint32
 	lifetime   time.Duration
 	withoutQOP bool
 }
@@ -176,7 +185,7 @@ type Server struct {
 func NewServer(c Config) *Server {
 	mac := hmac.New(sha256.New, c.Secret)
 	mac.Write([]byte("bellwether digest nonce"))
-	s := &Server{key: mac.Sum(nil), lifetime: c.Lifetime, withoutQOP: c.WithoutQOP}
+	s := &Server{key: mac.Sum(nil), server: c.Server, lifetime: c.Lifetime, withoutQOP: c.WithoutQOP}
 	if s.lifetime <= 0 {
 		s.lifetime = DefaultLifetime
 	}
@@ -205,10 +214,12 @@ func (s *Server) Challenges(realm string, has func(Algorithm) bool, stale bool, 
 	return out
 }
 
-// A nonce is hex of: milliseconds since 1970 (6 bytes), random (8), MAC (10).
+// A nonce is hex of: milliseconds since 1970 (6 bytes), server (4), random (8),
+// MAC (10).
 const (
 	timeSize   = 6
-	bodySize   = timeSize + 8
+	serverEnd  = timeSize + 4
+	bodySize   = serverEnd + 8
 	macSize    = 10
 	nonceBytes = bodySize + macSize
 )
@@ -224,26 +235,32 @@ func (s *Server) nonce(realm string, now time.Time) string {
 	var b [8 + nonceBytes]byte
 	raw := b[8-timeSize:][:nonceBytes] // the clock's upper two bytes are left out
 	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli()))
-	rand.Read(raw[timeSize:bodySize])
+	binary.BigEndian.PutUint32(raw[timeSize:serverEnd], s.server)
+	rand.Read(raw[serverEnd:bodySize])
 	copy(raw[bodySize:], s.sign(raw[:bodySize], realm))
 	return hex.EncodeToString(raw)
 }
 
-// opened returns when one of our nonces was made; false for any other text.
-func (s *Server) opened(nonce, realm string) (made time.Time, ok bool) {
+// opened returns when a nonce of the cluster was made, and how long it is good
+// here; false for any other text.
+func (s *Server) opened(nonce, realm string) (made time.Time, lifetime time.Duration, ok bool) {
 	var raw [nonceBytes]byte
 	if len(nonce) != 2*nonceBytes {
-		return time.Time{}, false
+		return made, 0, false
 	}
 	if _, err := hex.Decode(raw[:], []byte(nonce)); err != nil {
-		return time.Time{}, false
+		return made, 0, false
 	}
 	if subtle.ConstantTimeCompare(s.sign(raw[:bodySize], realm), raw[bodySize:]) != 1 {
-		return time.Time{}, false
+		return made, 0, false
 	}
 	var ms [8]byte
 	copy(ms[8-timeSize:], raw[:timeSize])
-	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), true
+	lifetime = s.lifetime
+	if binary.BigEndian.Uint32(raw[timeSize:serverEnd]) != s.server {
+		lifetime = min(lifetime, Handover)
+	}
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), lifetime, true
 }
 
 // Verdict is the result of a check.
@@ -260,20 +277,20 @@ const (
 )
 
 // Check verifies credentials against a secret. uses are those of the user; if
-// the result is Right, this use is noted in it and the caller keeps it. A
-// caller without a secret, for an unknown user, passes any other text as ha1
-// and so spends the same time.
+// the result is Right, this use is noted in it and the caller keeps it. Without
+// a secret, ha1 being "", nothing is right, and it takes the same time.
 func (s *Server) Check(c Credentials, method, ha1 string, uses *Uses, now time.Time) Verdict {
 	want := c.Expected(method, ha1)
 	got := strings.ToLower(c.Response)
-	if want == "" || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
+	equal := subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
+	if !equal || want == "" || ha1 == "" { // anybody can compute what belongs to no secret
 		return Wrong
 	}
 	if c.QOP == "" && !s.withoutQOP {
 		return Wrong
 	}
-	made, ok := s.opened(c.Nonce, c.Realm)
-	if !ok || now.Sub(made) > s.lifetime || made.Sub(now) > skew {
+	made, lifetime, ok := s.opened(c.Nonce, c.Realm)
+	if !ok || now.Sub(made) > lifetime || made.Sub(now) > skew {
 		return Stale
 	}
 	count := c.Count

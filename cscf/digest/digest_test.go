@@ -86,6 +86,12 @@ func TestCheck(t *testing.T) {
 			other := NewServer(Config{Secret: secret, Lifetime: time.Minute})
 			expect(t, other.Check(answer(t, challenge, "alice", "secret", 1), "REGISTER", ha1, uses, start), Right)
 		})
+		run("a nonce of another server is good for a handover only", func(t *testing.T, uses *Uses) {
+			other := NewServer(Config{Secret: secret, Lifetime: time.Minute, Server: 2})
+			expect(t, other.Check(answer(t, challenge, "alice", "secret", 1), "REGISTER", ha1, uses, start.Add(Handover)), Right)
+			expect(t, other.Check(answer(t, challenge, "alice", "secret", 2), "REGISTER", ha1, uses, start.Add(Handover+time.Millisecond)), Stale)
+			expect(t, s.Check(answer(t, challenge, "alice", "secret", 2), "REGISTER", ha1, uses, start.Add(time.Minute)), Right)
+		})
 		run("counts go up, a replay is stale", func(t *testing.T, uses *Uses) {
 			for _, step := range []struct {
 				count int
@@ -104,8 +110,16 @@ func TestCheck(t *testing.T) {
 		run("another method is wrong", func(t *testing.T, uses *Uses) {
 			expect(t, s.Check(answer(t, challenge, "alice", "secret", 1), "INVITE", ha1, uses, start), Wrong)
 		})
-		run("the secret of an unknown user is never right", func(t *testing.T, uses *Uses) {
-			expect(t, s.Check(answer(t, challenge, "alice", "secret", 1), "REGISTER", "", uses, start), Wrong)
+		run("without a secret nothing is right, whatever it is computed from", func(t *testing.T, uses *Uses) {
+			c := answer(t, challenge, "alice", "secret", 1)
+			expect(t, s.Check(c, "REGISTER", "", uses, start), Wrong)
+			for _, guess := range []string{"", HA1(alg, "alice", "ims.test", ""), HA1(alg, "", "", ""), strings.Repeat("0", len(ha1))} {
+				c.Response = c.Expected("REGISTER", guess)
+				expect(t, s.Check(c, "REGISTER", "", uses, start), Wrong)
+			}
+			if len(uses.Seen) != 0 {
+				t.Error("a nonce was used up")
+			}
 		})
 		run("an old nonce is stale only with the right password", func(t *testing.T, uses *Uses) {
 			expect(t, s.Check(answer(t, challenge, "alice", "secret", 1), "REGISTER", ha1, uses, start.Add(time.Minute)), Right)

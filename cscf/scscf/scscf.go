@@ -47,7 +47,7 @@ type Config struct {
 	ServiceAddr netip.AddrPort // of the group, with the port of the S entry
 	Domain      string         // home network domain
 	HSS         hss.HSS
-	Digest      *digest.Server // nil: one with the cluster's secret
+	Digest      *digest.Server // nil: one with the cluster's secret and the group's number
 
 	Intervals   func() Intervals // asked for each REGISTER; nil: the defaults
 	MaxContacts int              // of one user; 10
@@ -129,7 +129,7 @@ var _ transaction.User = (*CSCF)(nil)
 func New(cfg Config, core Core, store ha.Store) *CSCF {
 	c := &CSCF{cfg: cfg.withDefaults(), core: core, store: store}
 	if c.cfg.Digest == nil {
-		c.cfg.Digest = digest.NewServer(digest.Config{Secret: core.State().Secret()})
+		c.cfg.Digest = digest.NewServer(digest.Config{Secret: core.State().Secret(), Server: cfg.Group})
 	}
 	c.log = c.cfg.Log.With("role", "s-cscf", "group", cfg.Group)
 	c.live, _ = cfg.HSS.(hss.Live)
