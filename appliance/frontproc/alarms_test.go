@@ -1,0 +1,77 @@
+package frontproc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"bellwether/appliance/workerlink"
+	"bellwether/controller/api"
+)
+
+func codes(list []api.Alarm) string {
+	var out []string
+	for _, a := range list {
+		out = append(out, a.Code)
+	}
+	return strings.Join(out, " ")
+}
+
+func TestAlarms(t *testing.T) {
+	at := func(m int) time.Time { return time.Unix(0, 0).Add(time.Duration(m) * time.Minute) }
+	al := func(code string) api.Alarm { return api.Alarm{Code: code} }
+	a := newAlarms()
+	a.raise(al("crash"), at(0))
+	a.hold([]api.Alarm{al("down")}, at(1))
+	a.raise(al("crash"), at(2))
+	a.hold([]api.Alarm{al("down"), al("disk")}, at(3))
+	got := a.current(at(4))
+	if codes(got) != "crash down disk" || !got[0].Since.Equal(at(0)) || !got[1].Since.Equal(at(1)) || !got[2].Since.Equal(at(3)) {
+		t.Errorf("alarms %+v", got)
+	}
+	a.hold([]api.Alarm{al("disk")}, at(5))
+	if got := codes(a.current(at(62))); got != "crash disk" {
+		t.Errorf("an hour after the last crash: %s", got)
+	}
+	if got := codes(a.current(at(63))); got != "disk" {
+		t.Errorf("more than an hour after the last crash: %s", got)
+	}
+	a.hold([]api.Alarm{al("down"), al("disk")}, at(64))
+	if got := a.current(at(64)); codes(got) != "disk down" || !got[1].Since.Equal(at(64)) {
+		t.Errorf("what holds again is new: %+v", got)
+	}
+	a.hold(nil, at(65))
+	if got := a.current(at(65)); len(got) != 0 {
+		t.Errorf("nothing holds, but: %+v", got)
+	}
+	for i := range 2 * maxEvents {
+		a.raise(al(fmt.Sprint(i)), at(100).Add(time.Duration(i)*time.Second))
+	}
+	if got := a.current(at(101)); len(got) != maxEvents || got[0].Code != fmt.Sprint(maxEvents) {
+		t.Errorf("%d events are kept, the oldest %s", len(got), got[0].Code)
+	}
+}
+
+func TestAlarmsFollowFromHowThingsAre(t *testing.T) {
+	n := start(t, Options{})
+	w, _ := n.serving()
+	w.tell(workerlink.Load, workerlink.LoadMsg{StoreError: "no space left", Refused: map[string]string{"x1": "worker x1 exists on node n9"}})
+	st := n.status("two things are wrong", func(st api.Status) bool { return len(st.Alarms) == 2 })
+	if got := codes(st.Alarms); got != "store_failed:n1 worker_refused:n1/x1" {
+		t.Errorf("alarms %s", got)
+	}
+	first := st.Alarms[0].Since
+	w.tell(workerlink.Load, workerlink.LoadMsg{StoreError: "no space left"})
+	st = n.status("one thing is wrong", func(st api.Status) bool { return len(st.Alarms) == 1 })
+	if !st.Alarms[0].Since.Equal(first) {
+		t.Errorf("the alarm began at %v and now says %v", first, st.Alarms[0].Since)
+	}
+	w.tell(workerlink.Load, workerlink.LoadMsg{})
+	n.status("nothing is wrong", func(st api.Status) bool { return len(st.Alarms) == 0 })
+	w.c.Close()
+	since := n.status("all workers are down", func(st api.Status) bool { return len(st.Alarms) == 3 }).Alarms[0].Since
+	if st, err := n.admin.Status(t.Context()); err != nil || !st.Alarms[0].Since.Equal(since) {
+		t.Errorf("the alarm of %v is now of %v, %v", since, st.Alarms[0].Since, err)
+	}
+}
