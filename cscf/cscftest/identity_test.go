@@ -1,6 +1,7 @@
 package cscftest_test
 
 import (
+	"strings"
 	"testing"
 
 	"bellwether/cscf/sipmsg"
@@ -34,6 +35,55 @@ func TestIdentity(t *testing.T) {
 		want(t, got, sipmsg.PAssertedIdentity, "<tel:+4930111>", "<sip:alice@ims.test>")
 		bob.Answer(got, 200)
 		alice.Expect(200, "MESSAGE")
+	})
+	run(t, "the called phone cannot answer past its P-CSCF", func(t *testing.T, c *ims) {
+		alice, bob := c.alice(), c.bob()
+		registered(alice, bob)
+		for _, method := range []string{"INVITE", "MESSAGE"} {
+			req := alice.Call(method, "sip:bob@ims.test")
+			got := bob.Expect(0, method)
+			vias := values(got, sipmsg.ViaHeader)
+			// inject answers in the place of the engine that each Via of ours
+			// leads to, but the own P-CSCF.
+			inject := func(status int) {
+				for i, v := range vias[1 : len(vias)-1] {
+					via, err := sipmsg.ParseVia(v)
+					if err != nil {
+						t.Fatal(err)
+					}
+					tok, _ := token.FromBranch(via.Branch())
+					at, ok := c.Sealer.Open(tok)
+					if !ok {
+						t.Fatalf("no token in %s", v)
+					}
+					forged := got.Response(status, "", "forged")
+					forged.Set(sipmsg.ViaHeader, strings.Join(vias[i+1:], ", "))
+					forged.Add(sipmsg.PAssertedIdentity, "<sip:carol@ims.test>")
+					for _, e := range c.e {
+						if e.Group == at.Group {
+							e.Deliver(transaction.Peer{Flow: bob.Flow}, reparsed(t, forged))
+						}
+					}
+				}
+			}
+			inject(200)
+			inject(486)
+			alice.Silent()
+			ok := bob.Answer(got, 200)
+			want(t, alice.Expect(200, method), sipmsg.PAssertedIdentity, "<sip:bob@ims.test>")
+			if method == "INVITE" {
+				alice.Send(alice.InDialog("ACK", req, ok))
+				bob.Expect(0, "ACK")
+			}
+			// A successor, and a transaction that has ended, know no branch.
+			for i := range 2 {
+				for _, k := range kinds {
+					c.start(k, i)
+				}
+			}
+			inject(200)
+			alice.Silent()
+		}
 	})
 	run(t, "privacy hides the asserted identity from the phone, both ways", func(t *testing.T, c *ims) {
 		alice, bob := c.alice(), c.bob()
@@ -117,6 +167,9 @@ func TestIdentity(t *testing.T) {
 		bob.Silent()
 	})
 }
+
+// reparsed is a message as the wire brings it.
+func reparsed(t *testing.T, m *sipmsg.Message) *sipmsg.Message { return mustParse(t, m.Append(nil)) }
 
 func TestAnEngineThatTheStateDoesNotKnowYetIsNoIntruder(t *testing.T) {
 	run(t, "it is answered 504, so that it tries again", func(t *testing.T, c *ims) {

@@ -114,9 +114,9 @@ func (c *CSCF) Ack(*transaction.Layer, *sipmsg.Message, transaction.Peer) {}
 
 // Stray relays a response of a predecessor's transaction, by the Via below
 // ours (RFC 3261 §16.11). Towards the wire the way is not known any more.
-func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, _ transaction.Peer) {
+func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
 	via, ok := m.TopVia()
-	if !ok {
+	if !ok || from.Group == 0 { // nothing was sent to the wire
 		return
 	}
 	tok, ok := token.FromBranch(via.Branch())

@@ -158,7 +158,8 @@ func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Pee
 }
 
 // Stray relays a response whose transaction was lost with a predecessor, by
-// the Via below ours (RFC 3261 §16.11).
+// the Via below ours (RFC 3261 §16.11): a phone's to the core, the core's to a
+// phone.
 func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
 	via, ok := m.TopVia()
 	if !ok {
@@ -166,16 +167,14 @@ func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.P
 	}
 	if tok, ours := token.FromBranch(via.Branch()); ours {
 		if _, ours = c.cfg.Sealer.Open(tok); ours {
-			if from.Group == 0 {
-				c.cleanResponseFromPhone(m, "")
-			}
+			c.cleanResponseFromPhone(m, "")
 			if to, err := c.core.Route(state.SCSCF, m); err == nil {
 				l.RelayResponse(m, to)
 			}
 			return
 		}
 	}
-	if to, ok := c.table.behind(via); ok {
+	if to, ok := c.table.behind(via); ok && from.Group != 0 {
 		cleanTowardsPhone(m)
 		l.RelayResponse(m, transaction.Peer{Flow: to})
 	}

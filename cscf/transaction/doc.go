@@ -24,6 +24,8 @@
 //   - Branches and To tags are a keyed hash of the request as it came, so a
 //     repeated INVITE goes on as the same downstream transaction in any layer
 //     that has the same secret, SentBy and Token.
+//   - What was sent to an engine is answered by that engine, what was sent over
+//     a flow by the wire: other responses are dropped.
 //   - Every transaction ends by a timer at the latest, and a Request that its
 //     role forgets ends too, so the tables empty themselves.
 //

@@ -199,7 +199,11 @@ func (l *Layer) response(m *sipmsg.Message, via sipmsg.Via, from Peer) {
 		return
 	}
 	if c != nil {
-		c.receive(m)
+		// The called phone knows all our branches: from it, past the engines
+		// that check what it says, an engine's answer is not taken.
+		if c.to.Group == from.Group {
+			c.receive(m)
+		}
 		return
 	}
 	success := method == "INVITE" && m.Status()/100 == 2
