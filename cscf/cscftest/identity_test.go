@@ -17,15 +17,18 @@ func TestIdentity(t *testing.T) {
 			"p-asserted-identity: <sip:carol@ims.test>", "P-ASSERTED-IDENTITY: <tel:+1>",
 			"P-Charging-Vector: icid-value=x", "P-Charging-Function-Addresses: ccf=x", "p-served-user: <sip:carol@ims.test>",
 			"P-Called-Party-ID: <sip:carol@ims.test>", "P-Preferred-Identity: <sip:carol@ims.test>",
-			"From: <sip:carol@ims.test>;tag=1")
+			"P-Access-Network-Info: 3GPP-E-UTRAN-FDD;utran-cell-id-3gpp=1", "From: <sip:carol@ims.test>;tag=1")
 		got := bob.Expect(0, "MESSAGE")
 		want(t, got, sipmsg.PAssertedIdentity, "<sip:alice@ims.test>", "<tel:+4930111>")
 		want(t, got, sipmsg.PCalledPartyID, "<sip:bob@ims.test>")
-		for _, h := range []sipmsg.Header{sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses, sipmsg.PServedUser, sipmsg.PPreferredIdentity} {
+		for _, h := range []sipmsg.Header{sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses, sipmsg.PServedUser, sipmsg.PPreferredIdentity, sipmsg.PAccessNetworkInfo} {
 			want(t, got, h)
 		}
-		bob.Answer(got, 200, "P-Asserted-Identity: <sip:carol@ims.test>")
-		want(t, alice.Expect(200, "MESSAGE"), sipmsg.PAssertedIdentity, "<sip:bob@ims.test>")
+		bob.Answer(got, 200, "P-Asserted-Identity: <sip:carol@ims.test>", "P-Access-Network-Info: 3GPP-E-UTRAN-FDD;utran-cell-id-3gpp=1", "P-Charging-Vector: icid-value=x")
+		ok := alice.Expect(200, "MESSAGE")
+		want(t, ok, sipmsg.PAssertedIdentity, "<sip:bob@ims.test>")
+		want(t, ok, sipmsg.PAccessNetworkInfo)
+		want(t, ok, sipmsg.PChargingVector)
 	})
 	run(t, "the preferred identity of the set is asserted", func(t *testing.T, c *ims) {
 		alice, bob := c.alice(), c.bob()

@@ -8,9 +8,10 @@
 //
 // Invariants:
 //   - A REGISTER is taken from a P-CSCF of the cluster only, other requests
-//     from an S-CSCF or from the wire.
-//   - What comes from the wire has no identity until somebody proved one: the
-//     headers of RFC 3325 and RFC 7315 are removed.
+//     from an S-CSCF.
+//   - What comes from the wire is refused, but OPTIONS: no other network is
+//     connected, and a phone that came this way would be past the P- and S-CSCF
+//     that say who it is and whether it may call.
 //   - Only requests for users of the home domain go on; this is no open relay.
 //
 // Failure modes: an HSS that cannot be asked, and a cluster that has no S-CSCF
@@ -79,31 +80,35 @@ func (c *CSCF) Stop() {}
 // Request handles a new request.
 func (c *CSCF) Request(r *transaction.Request) {
 	m := r.Message
-	if g, ok := c.core.State().Group(r.From.Group); r.From.Group != 0 {
-		switch {
-		case !ok: // newer than our copy of the state
-			r.Reply(504, "", nil)
-			return
-		case g.Kind != state.SCSCF && (g.Kind != state.PCSCF || m.Method() != "REGISTER"):
+	if r.From.Group == 0 {
+		if u, err := sipmsg.ParseURI(m.RequestURI()); err == nil && m.Method() == "OPTIONS" && u.User == "" && c.myself(u) {
+			r.Reply(200, "", nil)
+		} else {
 			r.Reply(403, "", nil)
-			return
 		}
+		return
+	}
+	registers := m.Method() == "REGISTER"
+	g, ok := c.core.State().Group(r.From.Group)
+	switch {
+	case !ok: // newer than our copy of the state
+		r.Reply(504, "", nil)
+		return
+	case registers && g.Kind != state.PCSCF, !registers && g.Kind != state.SCSCF:
+		r.Reply(403, "", nil)
+		return
 	}
 	for option := range m.Elements(sipmsg.ProxyRequire) {
 		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
 		return
 	}
-	if m.Method() == "REGISTER" {
+	if registers {
 		c.register(r)
 		return
 	}
 	u, err := sipmsg.ParseURI(m.RequestURI())
 	if err != nil {
 		r.Reply(400, "Malformed Request-URI", nil)
-		return
-	}
-	if m.Method() == "OPTIONS" && u.User == "" && c.myself(u) {
-		r.Reply(200, "", nil)
 		return
 	}
 	c.locate(r, u)
@@ -113,7 +118,7 @@ func (c *CSCF) Request(r *transaction.Request) {
 func (c *CSCF) Ack(*transaction.Layer, *sipmsg.Message, transaction.Peer) {}
 
 // Stray relays a response of a predecessor's transaction, by the Via below
-// ours (RFC 3261 §16.11). Towards the wire the way is not known any more.
+// ours (RFC 3261 §16.11).
 func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
 	via, ok := m.TopVia()
 	if !ok || from.Group == 0 { // nothing was sent to the wire
@@ -143,10 +148,6 @@ func (c *CSCF) myself(u sipmsg.URI) bool {
 // register finds the S-CSCF of a user who registers (TS 24.229 §5.3.1).
 func (c *CSCF) register(r *transaction.Request) {
 	m := r.Message
-	if g, ok := c.core.State().Group(r.From.Group); !ok || g.Kind != state.PCSCF {
-		r.Reply(403, "", nil)
-		return
-	}
 	to, err := m.To()
 	impu, ok := hss.Identity(to.URI)
 	if err != nil || !ok {
@@ -234,13 +235,6 @@ func (c *CSCF) ask(r *transaction.Request, u sipmsg.URI, ids []string) {
 		})
 }
 
-// networkOnly is what a request from outside the trust domain must not say
-// (RFC 3325 §5, RFC 7315 §5).
-var networkOnly = [...]sipmsg.Header{
-	sipmsg.PAssertedIdentity, sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses,
-	sipmsg.PServedUser, sipmsg.PCalledPartyID, sipmsg.PVisitedNetworkID,
-}
-
 // send relays a request to the S-CSCF of a group.
 func (c *CSCF) send(r *transaction.Request, server state.GroupID) {
 	addr, ok := c.core.State().ServiceAddr(server)
@@ -250,11 +244,6 @@ func (c *CSCF) send(r *transaction.Request, server state.GroupID) {
 		return
 	}
 	m := r.Message.Clone()
-	if r.From.Group == 0 {
-		for _, h := range networkOnly {
-			m.Remove(h)
-		}
-	}
 	m.Remove(sipmsg.Route)
 	m.Push(sipmsg.Route, "<sip:"+c.cfg.Sealer.Seal(token.Token{Mode: token.Term, Group: server})+"@"+addr.String()+";lr>")
 	nexthop.Send(r, nexthop.Hop{

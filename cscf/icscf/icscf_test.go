@@ -213,20 +213,19 @@ func TestRegister(t *testing.T) {
 }
 
 func TestLocate(t *testing.T) {
-	run(t, "a request from the wire comes without claims", func(t *testing.T, b *bench) {
+	run(t, "what comes from the wire is refused, whatever it claims", func(t *testing.T, b *bench) {
 		b.Apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: b.s[1].Group}})
-		m := b.wire.Request("INVITE", "sip:alice@ims.test", "P-Asserted-Identity: <sip:alice@ims.test>", "p-served-user: <sip:a>",
-			"P-Charging-Vector: icid-value=1", "Route: <sip:127.0.0.2:4060;lr>, <sip:192.0.2.66;lr>")
-		b.e.Deliver(wirePeer(b), parse(t, m))
-		b.Sleep(time.Second)
-		got := b.arrived(t, b.s[1], "sip:alice@ims.test")
-		for _, h := range []sipmsg.Header{sipmsg.PAssertedIdentity, sipmsg.PServedUser, sipmsg.PChargingVector} {
-			if v, ok := got.Value(h); ok {
-				t.Errorf("%s: %s", h, v)
-			}
+		term := "<sip:" + b.Sealer.Seal(token.Token{Mode: token.Term, Group: b.s[1].Group}) + "@127.0.0.2:6060;lr>"
+		for _, method := range []string{"INVITE", "MESSAGE", "OPTIONS", "BYE", "FROBNICATE"} {
+			m := b.wire.Request(method, "sip:alice@ims.test", "P-Asserted-Identity: <sip:alice@ims.test>", "P-Served-User: <sip:alice@ims.test>",
+				"Route: <sip:127.0.0.2:4060;lr>, "+term, "Record-Route: "+term)
+			b.e.Deliver(wirePeer(b), parse(t, m))
+			b.wire.Expect(403, method)
 		}
-		b.s[1].Send(b.e, got.Response(486, "", "s"))
-		b.wire.AckRefusal(m, b.wire.Expect(486, "INVITE"))
+		b.Sleep(time.Second)
+		if n := b.s[0].Pending() + b.s[1].Pending(); n != 0 {
+			t.Errorf("%d requests went on", n)
+		}
 	})
 	run(t, "an S-CSCF's claims go on, an answer to a cancelled request does not matter", func(t *testing.T, b *bench) {
 		b.Apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: b.s[1].Group}})
@@ -239,18 +238,19 @@ func TestLocate(t *testing.T) {
 		b.s[1].Send(b.e, got.Response(200, "", "s"))
 		b.s[0].Next()
 
-		invite := b.wire.Request("INVITE", "sip:alice@ims.test")
-		b.e.Deliver(wirePeer(b), parse(t, invite))
-		cancel := b.wire.Request("CANCEL", "sip:alice@ims.test")
-		for _, h := range []sipmsg.Header{sipmsg.ViaHeader, sipmsg.CallID, sipmsg.From} {
+		invite := b.request(b.s[0], "INVITE", "sip:alice@ims.test")
+		cancel := b.request(b.s[0], "CANCEL", "sip:alice@ims.test")
+		for _, h := range []sipmsg.Header{sipmsg.ViaHeader, sipmsg.CallID} {
 			v, _ := invite.Value(h)
 			cancel.Set(h, v)
 		}
-		n, _ := invite.CSeq()
-		cancel.Set(sipmsg.CSeq, strconv.Itoa(int(n))+" CANCEL")
-		b.e.Deliver(wirePeer(b), parse(t, cancel))
-		b.wire.Expect(200, "CANCEL")
-		b.wire.AckRefusal(invite, b.wire.Expect(487, "INVITE"))
+		b.s[0].Send(b.e, invite)
+		b.s[0].Send(b.e, cancel)
+		for _, status := range []int{200, 487} {
+			if resp := b.s[0].Next(); resp.Status() != status {
+				t.Errorf("status %d, want %d", resp.Status(), status)
+			}
+		}
 		b.Sleep(time.Second)
 		if n := b.s[1].Pending(); n != 0 {
 			t.Errorf("%d requests went on", n)

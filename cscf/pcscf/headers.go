@@ -31,14 +31,20 @@ func cleanRequestFromPhone(m *sipmsg.Message) {
 	for _, name := range networkOnlyNamed {
 		m.RemoveNamed(name)
 	}
+	withoutNetworkProvided(m)
+	removeOption(m, sipmsg.Require, "sec-agree")
+	removeOption(m, sipmsg.ProxyRequire, "sec-agree")
+}
+
+// withoutNetworkProvided removes access information that pretends to come from
+// the network (TS 24.229 §7.2A.4).
+func withoutNetworkProvided(m *sipmsg.Message) {
 	for v := range m.Values(sipmsg.PAccessNetworkInfo) {
 		if strings.Contains(strings.ToLower(v), "network-provided") {
 			m.Remove(sipmsg.PAccessNetworkInfo)
-			break
+			return
 		}
 	}
-	removeOption(m, sipmsg.Require, "sec-agree")
-	removeOption(m, sipmsg.ProxyRequire, "sec-agree")
 }
 
 // removeOption takes one option tag out of a list header.
@@ -124,10 +130,12 @@ func (c *CSCF) chargingVector() string {
 	return "icid-value=" + hex.EncodeToString(icid[:]) + ";icid-generated-at=" + c.source + ";orig-ioi=" + c.cfg.Domain
 }
 
-// cleanTowardsPhone removes what no phone may see: charging, and the asserted
-// identity if its owner asked for privacy (RFC 3325 §7, TS 24.229 §5.2.6.4).
-// P-Called-Party-ID is for the phone.
+// cleanTowardsPhone removes what no phone may see: charging, where the other
+// phone is (RFC 7315 §5.4), and the asserted identity if its owner asked for
+// privacy (RFC 3325 §7, TS 24.229 §5.2.6.4). P-Called-Party-ID is for the
+// phone.
 func cleanTowardsPhone(m *sipmsg.Message) {
+	m.Remove(sipmsg.PAccessNetworkInfo)
 	m.Remove(sipmsg.PChargingVector)
 	m.Remove(sipmsg.PChargingFunctionAddresses)
 	m.Remove(sipmsg.PServedUser)
@@ -161,6 +169,7 @@ func (c *CSCF) cleanResponseFromPhone(m *sipmsg.Message, answered string) {
 		m.RemoveNamed(name)
 	}
 	m.Remove(sipmsg.PPreferredIdentity)
+	withoutNetworkProvided(m)
 	if s := m.Status(); answered != "" && s > 100 && s < 300 {
 		m.Add(sipmsg.PAssertedIdentity, "<"+answered+">")
 	}

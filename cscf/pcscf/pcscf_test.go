@@ -317,7 +317,7 @@ func TestTowardsThePhone(t *testing.T) {
 		want(t, got, sipmsg.PAssertedIdentity, "<sip:bob@ims.test>")
 		want(t, got, sipmsg.PCalledPartyID, "<tel:+49-30-111>")
 		want(t, got, sipmsg.RecordRoute, path)
-		p.Answer(got, 180, "P-Asserted-Identity: <sip:evil@ims.test>", "P-Charging-Vector: icid-value=9")
+		p.Answer(got, 180, "P-Asserted-Identity: <sip:evil@ims.test>", "P-Charging-Vector: icid-value=9", "P-Access-Network-Info: IEEE-802.11;Network-Provided")
 		p.Answer(got, 486, "P-Asserted-Identity: <sip:evil@ims.test>")
 		for _, status := range []int{100, 180, 486} {
 			resp := b.s.Next()
@@ -325,6 +325,7 @@ func TestTowardsThePhone(t *testing.T) {
 				t.Fatalf("%d, want %d", resp.Status(), status)
 			}
 			want(t, resp, sipmsg.PChargingVector)
+			want(t, resp, sipmsg.PAccessNetworkInfo)
 			if status == 180 {
 				want(t, resp, sipmsg.PAssertedIdentity, "<tel:+4930111>")
 			} else {
