@@ -17,12 +17,12 @@ const maxEvents = 256
 // stays on the list after it happened last.
 const eventFor = time.Hour
 
-// alarms are the alarms that this process knows of, by code: events, which
+// alarms are the alarms that this process knows of: events, which
 // stay for an hour, and conditions, which stay for as long as they hold.
 type alarms struct {
 	mu         sync.Mutex
-	events     map[string]event
-	conditions map[string]api.Alarm
+	events     map[string]event     // by node and code
+	conditions map[string]api.Alarm // by code
 }
 
 // event is an alarm about what happened. Its Since is when it happened first.
@@ -40,13 +40,14 @@ func (a *alarms) raise(al api.Alarm, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	al.Since = now
-	if old, ok := a.events[al.Code]; ok {
+	key := al.Node + " " + al.Code
+	if old, ok := a.events[key]; ok {
 		al.Since = old.Since
 	}
-	a.events[al.Code] = event{al, now}
+	a.events[key] = event{al, now}
 	if len(a.events) > maxEvents {
 		oldest := slices.MinFunc(slices.Collect(maps.Values(a.events)), func(x, y event) int { return x.last.Compare(y.last) })
-		delete(a.events, oldest.Code)
+		delete(a.events, oldest.Node+" "+oldest.Code)
 	}
 }
 
@@ -94,11 +95,20 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 		critical("no_leader", p.cfg.Node.Name, "no majority of the controllers works together",
 			"start the controllers that are down, or mend the network between them")
 	}
+	up := p.workers.nodes()
+	up[p.cfg.Node.Name] = true
+	down := map[string]bool{}
+	for _, n := range p.members() {
+		if !up[n] {
+			down[n] = true
+			critical("node_down:"+n, n, "node "+n+" is not there", "start it, or mend the network to it; its log says more")
+		}
+	}
 	loads := p.workers.loads()
 	for w := range p.ctl.State().Workers() {
-		if _, ok := loads[w.Group]; !ok {
+		if _, ok := loads[w.Group]; !ok && !down[w.Node] {
 			critical("worker_down:"+w.ID, w.Node, "worker "+w.ID+" is not connected",
-				"look at node "+w.Node+": is it up, and what does its log say")
+				"look at node "+w.Node+": what does its log say")
 		}
 	}
 	for node, r := range p.workers.reports() {
@@ -107,13 +117,29 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 				"registrations through its workers are refused; mend the disk or free space, then restart the node")
 		}
 		for id, why := range r.Refused {
-			critical("worker_refused:"+node+"/"+id, node, "worker "+id+" of node "+node+" does not serve: "+why,
-				"give it an id of its own in the configuration of node "+node+", then restart that node")
+			critical("worker_refused:"+node+"/"+id, node, "worker "+id+" of node "+node+": "+why,
+				"correct the workers in the configuration of node "+node+", then restart that node")
 		}
 	}
 	for _, node := range p.workers.doubled(now) {
 		critical("node_twice:"+node, node, "two machines say that they are node "+node,
 			"stop the one that is not meant to be; was a machine cloned with its data_dir")
 	}
+	return out
+}
+
+// members are the nodes that ought to be there: the controllers of the
+// configuration and the nodes that the state knows.
+func (p *Process) members() []string {
+	var out []string
+	for n := range p.ctl.State().Nodes() {
+		out = append(out, n.Name)
+	}
+	for _, c := range p.cfg.Cluster.Controllers {
+		if !slices.Contains(out, c.Name) {
+			out = append(out, c.Name)
+		}
+	}
+	slices.Sort(out)
 	return out
 }

@@ -8,6 +8,7 @@ import (
 
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/api"
+	"bellwether/controller/state"
 )
 
 func codes(list []api.Alarm) string {
@@ -69,8 +70,28 @@ func TestAlarmsFollowFromHowThingsAre(t *testing.T) {
 	}
 	w.tell(workerlink.Load, workerlink.LoadMsg{})
 	n.status("nothing is wrong", func(st api.Status) bool { return len(st.Alarms) == 0 })
+	far := n.over(n.remote("n2", 2))
+	far.propose(state.Command{PutNode: &state.Node{Name: "n2", Service: n.host(2)}})
+	far.tell(workerlink.Hello, workerlink.HelloMsg{Node: "n2", Front: true})
+	far.tell(workerlink.ChildExit, workerlink.ChildExitMsg{Child: "worker", Reason: "signal SIGKILL", At: time.Now()})
+	st = n.status("another node's process ended", func(st api.Status) bool { return len(st.Alarms) == 1 })
+	if a := st.Alarms[0]; a.Code != "child_crashed:worker" || a.Node != "n2" {
+		t.Errorf("alarm %+v", a)
+	}
+	far.c.Close()
+	st = n.status("a node is down", func(st api.Status) bool { return len(st.Alarms) == 2 })
+	if got := codes(st.Alarms); !strings.Contains(got, "node_down:n2") {
+		t.Errorf("alarms %s", got)
+	}
+	w.propose(state.Command{PutWorker: &state.Worker{ID: "x9", Kind: state.PCSCF, Node: "n2"}})
 	w.c.Close()
-	since := n.status("all workers are down", func(st api.Status) bool { return len(st.Alarms) == 3 }).Alarms[0].Since
+	n.status("its workers are not told beside it", func(st api.Status) bool { return len(st.Alarms) == 5 })
+	back := n.over(n.remote("n2", 3))
+	back.tell(workerlink.Hello, workerlink.HelloMsg{Node: "n2", Front: true})
+	n.status("the node is back, its worker is not", func(st api.Status) bool {
+		return len(st.Alarms) == 5 && strings.Contains(codes(st.Alarms), "worker_down:x9")
+	})
+	since := n.status("all workers are down", func(st api.Status) bool { return len(st.Alarms) == 5 }).Alarms[0].Since
 	if st, err := n.admin.Status(t.Context()); err != nil || !st.Alarms[0].Since.Equal(since) {
 		t.Errorf("the alarm of %v is now of %v, %v", since, st.Alarms[0].Since, err)
 	}

@@ -151,7 +151,9 @@ func (n *node) begin(o Options) {
 	case <-time.After(within):
 		n.t.Fatal("it does not become ready")
 	}
-	n.status("it leads", func(st api.Status) bool { return st.Leader == "n1" && len(st.Nodes) == 1 })
+	n.status("it leads and is known", func(st api.Status) bool {
+		return st.Leader == "n1" && len(st.Nodes) == 1 && st.Nodes[0].Version != ""
+	})
 }
 
 // status waits until the status is as wanted, and returns it.

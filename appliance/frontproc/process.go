@@ -64,6 +64,7 @@ type Process struct {
 	front   *front.Front
 	workers *workers
 	alarms  *alarms
+	shown   fronts
 	ready   *prober
 	reload  func() (applied, pending []config.Change, err error)
 }
@@ -101,8 +102,8 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	// Everything that uses the above ends before it is closed.
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	local, err := admin.ListenPrivate(filepath.Join(cfg.Node.RunDir, workerproc.SocketName))
 	if err != nil {
 		return err
@@ -126,7 +127,11 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		p.serve(ctx, &wg, l, admin.Health(promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), p.live, p.ready.ready))
 	}
 	wg.Go(func() { p.show(ctx, m) })
-	wg.Go(func() { p.introduce(ctx) })
+	wg.Go(func() {
+		if err := p.introduce(ctx); err != nil {
+			cancel(err)
+		}
+	})
 	if o.Ready != nil {
 		o.Ready()
 	}
@@ -138,6 +143,10 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		if err := p.ctl.TransferLeadership(tctx, ""); err != nil {
 			p.log.Warn("hand the lead over", "err", err)
 		}
+	}
+	var refusal *state.Error
+	if err := context.Cause(ctx); errors.As(err, &refusal) {
+		return err
 	}
 	return nil
 }
@@ -160,22 +169,25 @@ func (p *Process) serve(ctx context.Context, wg *sync.WaitGroup, l net.Listener,
 	})
 }
 
-// introduce makes the state know this node. It proposes at most once a second,
-// and ends once the state has the node as it is.
-func (p *Process) introduce(ctx context.Context) {
+// introduce makes the state know this node. It returns an error if the cluster
+// refuses the node.
+func (p *Process) introduce(ctx context.Context) error {
 	want := workerproc.NodeOf(p.cfg, p.version)
 	said := ""
 	for ctx.Err() == nil {
 		if have, ok := p.ctl.State().Node(want.Name); ok && have == want {
-			return
+			return nil
 		}
 		pctx, cancel := context.WithTimeout(ctx, introduceWithin)
 		_, err := p.ctl.Propose(pctx, state.Command{PutNode: &want})
 		cancel()
-		if err == nil {
-			return
-		}
-		if err.Error() != said && ctx.Err() == nil {
+		var refusal *state.Error
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &refusal):
+			return fmt.Errorf("the cluster does not take this node: %w; correct %s", err, p.cfg.File)
+		case err.Error() != said && ctx.Err() == nil:
 			said = err.Error()
 			p.log.Warn("introduce this node to the cluster", "err", err)
 		}
@@ -184,6 +196,7 @@ func (p *Process) introduce(ctx context.Context) {
 		case <-time.After(introduceAgain):
 		}
 	}
+	return nil
 }
 
 // live answers if the process works at all: a lock that is never released, or
@@ -194,11 +207,11 @@ func (p *Process) live() error {
 	return nil
 }
 
-// childExit records what the supervisor saw.
-func (p *Process) childExit(m workerlink.ChildExitMsg) {
+// childExit records what a node's supervisor saw.
+func (p *Process) childExit(node string, m workerlink.ChildExitMsg) {
 	p.alarms.raise(api.Alarm{
-		Code: "child_crashed:" + m.Child, Severity: "warning", Node: p.cfg.Node.Name,
-		Text:     fmt.Sprintf("%s process ended (%s) at %s, restart %d", m.Child, m.Reason, m.At.UTC().Format(time.DateTime), m.Restarts),
-		WhatToDo: "read the log of this node from that time; it was restarted by itself",
+		Code: "child_crashed:" + m.Child, Severity: "warning", Node: node,
+		Text:     fmt.Sprintf("%s process of node %s ended (%s) at %s, restart %d", m.Child, node, m.Reason, m.At.UTC().Format(time.DateTime), m.Restarts),
+		WhatToDo: "read the log of node " + node + " from that time; the process was restarted by itself, and this line goes after an hour",
 	}, time.Now())
 }

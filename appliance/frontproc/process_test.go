@@ -140,3 +140,17 @@ func TestStateDirectoriesAreTheOwnersAlone(t *testing.T) {
 		t.Errorf("link.sock: %v, %v", info.Mode(), err)
 	}
 }
+
+func TestADomainThatIsNotTheClustersIsRefused(t *testing.T) {
+	n := start(t, Options{})
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.cfg.SIP.Domain, n.cfg.File = "other.test", "bellwether.yaml"
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	err := n.run(ctx, Options{})
+	if err == nil || !strings.Contains(err.Error(), "the cluster's SIP domain is ims.test, not other.test; correct bellwether.yaml") {
+		t.Errorf("it ended with %v", err)
+	}
+}

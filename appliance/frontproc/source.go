@@ -70,6 +70,13 @@ func (s source) Nodes(context.Context) ([]api.Node, error) {
 			Leader: n.Name == leader, Connected: up[n.Name], Version: n.Version,
 		})
 	}
+	// Controllers that have never been there are missed as well.
+	for _, c := range s.p.cfg.Cluster.Controllers {
+		if !slices.ContainsFunc(out, func(n api.Node) bool { return n.Name == c.Name }) {
+			out = append(out, api.Node{Name: c.Name, Address: c.Address.String(), Controller: true, Connected: up[c.Name]})
+		}
+	}
+	slices.SortFunc(out, func(a, b api.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
@@ -216,6 +223,12 @@ func (s source) User(ctx context.Context, identity string) (api.User, error) {
 	})
 	if missing > 0 && len(out.Contacts) == 0 {
 		return api.User{}, silent(missing)
+	}
+	if len(out.Contacts) == 0 {
+		if w, err := s.Worker(ctx, sc.Serving); err == nil && !w.Connected {
+			return out, api.Errorf(api.Unavailable, "%s is registered at %s, which is not connected", aor, sc.Serving).Advise("look at 'bellwether status'")
+		}
+		return out, api.Errorf(api.NotFound, "%s is not registered", aor).Advise("another identity of " + sub.IMPI + " is; look at 'bellwether subscriber show " + sub.IMPI + "'")
 	}
 	for i := range out.Contacts {
 		out.Contacts[i].Flow = flows[out.Contacts[i].URI]

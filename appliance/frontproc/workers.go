@@ -122,6 +122,7 @@ func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
 	w.mu.Lock()
 	pr := w.conns[c]
 	worker := pr.worker()
+	front := pr.hello != nil && pr.hello.Front
 	w.mu.Unlock()
 	if method == workerlink.Hello {
 		var m workerlink.HelloMsg
@@ -134,6 +135,14 @@ func (w *workers) notify(c *link.Conn, method string, payload []byte) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		pr.hello = &m
+		return nil
+	}
+	if front && method == workerlink.ChildExit {
+		var m workerlink.ChildExitMsg
+		if err := workerlink.Decode(payload, &m); err != nil {
+			return err
+		}
+		w.p.childExit(pr.node, m)
 		return nil
 	}
 	if !worker {
@@ -279,7 +288,8 @@ func (w *workers) CallContext(ctx context.Context, c *link.Conn, method string, 
 		if err := workerlink.Decode(payload, &m); err != nil {
 			return nil, err
 		}
-		w.p.childExit(m)
+		w.p.childExit(pr.node, m)
+		w.p.shown.tell(workerlink.ChildExit, payload)
 		return nil, nil
 	}
 	return nil, fmt.Errorf("unknown method %q", method)

@@ -39,7 +39,7 @@ const (
 	Calls = "calls" // front to worker, call: empty, CallsReply
 	Await = "await" // front to worker, call: AwaitMsg, empty answer when the index is there
 
-	ChildExit = "child-exit" // supervisor to front, call: ChildExitMsg, empty answer
+	ChildExit = "child-exit" // supervisor to front, call: ChildExitMsg, empty answer; front to front, notification
 )
 
 // MaxCalls bounds the calls that one worker process lists in a CallsReply.

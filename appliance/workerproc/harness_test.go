@@ -304,8 +304,11 @@ func configuration(dir string) *config.Config {
 // process is a worker process that runs.
 type process struct {
 	*Process
-	log  *bytes.Buffer
-	stop func()
+	log   *bytes.Buffer
+	stop  func()
+	ended chan struct{} // closed at the end
+	err   error         // what serve returned then
+
 }
 
 // begin starts the worker process of a configuration; the test's end stops it.
@@ -319,8 +322,8 @@ func (w *world) begin(cfg *config.Config) *process {
 	}
 	p.links.dial = w.dial
 	done := make(chan struct{})
-	go func() { defer close(done); p.serve(ctx, nil) }()
-	run := &process{Process: p, log: log}
+	run := &process{Process: p, log: log, ended: done}
+	go func() { defer close(done); run.err = p.serve(ctx, nil) }()
 	run.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done

@@ -83,13 +83,24 @@ const (
 	retrySlowest = 16 * time.Second
 )
 
-// Run serves until ctx ends. It returns an error only when it cannot start.
+// Run serves until ctx ends. It returns an error when it cannot start, or when
+// the cluster turns out to be another than the configuration is for.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	p, err := open(ctx, cfg, o)
 	if err != nil {
 		return err
 	}
-	p.serve(ctx, o.Ready)
+	return p.serve(ctx, o.Ready)
+}
+
+// ErrDomain means that the configuration's SIP domain is not the cluster's.
+var ErrDomain = errors.New("the SIP domain is not the cluster's")
+
+// agree returns ErrDomain if the configuration is for another domain.
+func agree(st *state.State, cfg *config.Config) error {
+	if have, ok := st.Setting(state.DomainSetting); ok && have != cfg.SIP.Domain {
+		return fmt.Errorf("%w: write sip.domain: %s instead of %s in %s", ErrDomain, have, cfg.SIP.Domain, cfg.File)
+	}
 	return nil
 }
 
@@ -130,7 +141,9 @@ func open(ctx context.Context, cfg *config.Config, o Options) (*Process, error) 
 
 // serve works until ctx ends, and ends in the order in which things build on
 // each other: engines, links, what waits in the router, the store.
-func (p *Process) serve(ctx context.Context, ready func()) {
+func (p *Process) serve(ctx context.Context, ready func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var wg sync.WaitGroup
 	for _, node := range p.links.order {
 		wg.Go(func() { p.links.keep(ctx, node) })
@@ -140,25 +153,31 @@ func (p *Process) serve(ctx context.Context, ready func()) {
 	if ready != nil {
 		ready()
 	}
-	p.follow(ctx)
+	failed := p.follow(ctx)
 	for _, e := range *p.engines.Load() {
 		e.stop(p.log)
 	}
+	cancel()
 	wg.Wait()
 	p.router.Close()
 	if err := p.store.Close(); err != nil {
 		p.log.Error("close the store", "err", err)
 	}
+	return failed
 }
 
 // State returns the newest copy of the cluster state.
 func (p *Process) State() *state.State { return p.state.current() }
 
-// follow keeps engines as the state wants them until ctx ends.
-func (p *Process) follow(ctx context.Context) {
+// follow keeps engines as the state wants them until ctx ends, or the state
+// shows that this node does not belong here.
+func (p *Process) follow(ctx context.Context) error {
 	failing := map[uint32]string{} // why groups could not be started
 	for ctx.Err() == nil {
 		st := p.State()
+		if err := agree(st, p.cfg); err != nil {
+			return err
+		}
 		if st.ClusterID() != "" {
 			p.reconcile(st, failing)
 		}
@@ -169,6 +188,7 @@ func (p *Process) follow(ctx context.Context) {
 		_ = p.state.await(wait, st.Index()+1) // the end of the wait is all that counts
 		cancel()
 	}
+	return nil
 }
 
 // reconcile starts and stops engines.
@@ -279,8 +299,11 @@ func (p *Process) present(ctx context.Context, cmds []state.Command) error {
 			return fmt.Errorf("introduce it: %w", err) // the others would fare alike
 		default:
 			errs = append(errs, err)
-			if c.PutWorker != nil {
-				refused[c.PutWorker.ID] = err.Error()
+			switch {
+			case c.PutWorker != nil:
+				refused[c.PutWorker.ID] = "it does not serve: " + err.Error()
+			case c.RemoveWorker != nil:
+				refused[c.RemoveWorker.ID] = "it is no longer in the configuration, but still serves: " + err.Error()
 			}
 		}
 	}
@@ -288,7 +311,8 @@ func (p *Process) present(ctx context.Context, cmds []state.Command) error {
 	return errors.Join(errs...)
 }
 
-// unknown lists the commands that make the state know this node's workers.
+// unknown lists the commands that bring the state in step with the
+// configuration of this node.
 func (p *Process) unknown(st *state.State) []state.Command {
 	if st.ClusterID() == "" {
 		return nil // no front has told anything yet
@@ -304,6 +328,12 @@ func (p *Process) unknown(st *state.State) []state.Command {
 			out = append(out, state.Command{PutWorker: &state.Worker{ID: w.ID, Kind: state.Kind(w.Kind), Node: want.Name}})
 		}
 	}
+	// One that the configuration has lost is removed as soon as it has no users.
+	for w := range st.Workers() {
+		if w.Node == want.Name && !slices.ContainsFunc(p.cfg.Workers, func(c config.Worker) bool { return c.ID == w.ID }) {
+			out = append(out, state.Command{RemoveWorker: &state.RemoveWorker{ID: w.ID}})
+		}
+	}
 	return out
 }
 
@@ -311,7 +341,7 @@ func (p *Process) unknown(st *state.State) []state.Command {
 func NodeOf(cfg *config.Config, version string) state.Node {
 	n := state.Node{
 		Name: cfg.Node.Name, ClusterAddr: cfg.Cluster.Address.String(), Service: cfg.SIP.Address,
-		P: cfg.SIP.PCSCF, I: cfg.SIP.ICSCF, S: cfg.SIP.SCSCF, Version: version,
+		P: cfg.SIP.PCSCF, I: cfg.SIP.ICSCF, S: cfg.SIP.SCSCF, Version: version, Domain: cfg.SIP.Domain,
 	}
 	for _, c := range cfg.Cluster.Controllers {
 		if c.Name == n.Name {

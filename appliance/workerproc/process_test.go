@@ -1,7 +1,9 @@
 package workerproc
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -209,7 +211,7 @@ func TestARefusedWorker(t *testing.T) {
 		}
 		contains(t, p.log, "i1 exists as i-cscf on node n9", 1)
 		loads := heard[workerlink.LoadMsg](w, "n1", workerlink.Load)
-		if got := loads[len(loads)-1].Refused["i1"]; got != "worker i1 exists as i-cscf on node n9" {
+		if got := loads[len(loads)-1].Refused["i1"]; got != "it does not serve: worker i1 exists as i-cscf on node n9" {
 			t.Errorf("the fronts hear %q", got)
 		}
 		// The operator mends it.
@@ -327,5 +329,50 @@ func TestStoppingWhileMuchIsUnderWay(t *testing.T) {
 		}
 		p.SIP(nil, frame(groups[state.PCSCF], flowAt("n1", 1), "OPTIONS", "x"))
 		time.Sleep(2 * time.Hour)
+	})
+}
+
+func TestAWorkerThatLeftTheConfigurationGoesWhenItHasNoUsers(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		node := NodeOf(configuration(w.dir), "v1")
+		w.apply(state.Command{PutNode: &node},
+			state.Command{PutWorker: &state.Worker{ID: "idle", Kind: state.SCSCF, Node: "n1"}},
+			state.Command{PutWorker: &state.Worker{ID: "old", Kind: state.SCSCF, Node: "n1"}})
+		old, _ := w.state().Worker("old")
+		w.apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: old.Group}})
+		p := w.begin(configuration(w.dir))
+		w.served(p)
+		sleep(5 * time.Second)
+		if _, ok := w.state().Worker("idle"); ok {
+			t.Error("the worker without users is still there")
+		}
+		if p.engine(old.Group) == nil {
+			t.Error("the user of the other one is not served")
+		}
+		loads := heard[workerlink.LoadMsg](w, "n1", workerlink.Load)
+		if got := loads[len(loads)-1].Refused["old"]; !strings.Contains(got, "no longer in the configuration") || !strings.Contains(got, "1 users") {
+			t.Errorf("the fronts hear %q", got)
+		}
+		w.apply(state.Command{Unassign: &state.Unassign{Kind: state.SCSCF, User: "alice", Group: old.Group}})
+		sleep(2 * time.Minute)
+		if _, ok := w.state().Worker("old"); ok || p.engine(old.Group) != nil {
+			t.Error("it is still there after its last user went")
+		}
+	})
+}
+
+func TestANodeOfAnotherDomainServesNothing(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		other := NodeOf(configuration(w.dir), "v1")
+		other.Name, other.Domain = "n9", "other.test"
+		w.apply(state.Command{PutNode: &other})
+		p := w.begin(configuration(w.dir))
+		<-p.ended
+		if !errors.Is(p.err, ErrDomain) || !strings.Contains(p.err.Error(), "sip.domain: other.test") {
+			t.Errorf("it ended with %v", p.err)
+		}
+		if n := len(*p.engines.Load()); n != 0 {
+			t.Errorf("%d engines were started", n)
+		}
 	})
 }

@@ -151,6 +151,14 @@ func (c *change) putNode(n Node) Result {
 	} else if !ok && c.nodes.n >= maxNodes {
 		return refused(Limit, "the cluster has %d nodes, the most it can have", maxNodes)
 	}
+	if domain, ok := c.settings.get(DomainSetting); n.Domain != "" && domain != n.Domain {
+		if ok {
+			return refused(Conflict, "the cluster's SIP domain is %s, not %s", domain, n.Domain)
+		}
+		if r := c.set(&Set{Name: DomainSetting, Value: n.Domain}); r.Err != nil {
+			return r
+		}
+	}
 	c.nodes.put(key, n)
 	return Result{N: 1}
 }

@@ -435,3 +435,30 @@ func TestSettingsCanBeRemoved(t *testing.T) {
 		t.Errorf("second removal: %+v", r)
 	}
 }
+
+func TestAClusterHasOneDomain(t *testing.T) {
+	node := func(name, domain string) state.Command {
+		return state.Command{PutNode: &state.Node{Name: name, Service: netip.MustParseAddr("192.0.2.9"), Domain: domain}}
+	}
+	s := state.New()
+	for i, tt := range []struct {
+		name string
+		cmd  state.Command
+		want string
+	}{
+		{"a node of an earlier version says none", node("a", ""), ""},
+		{"the first that says one decides", node("b", "ims.test"), ""},
+		{"another agrees", node("c", "ims.test"), ""},
+		{"another does not", node("d", "other.test"), "the cluster's SIP domain is ims.test, not other.test"},
+		{"one that agreed changes its mind", node("b", "other.test"), "the cluster's SIP domain is ims.test, not other.test"},
+	} {
+		next, res := s.Apply(uint64(i+1), []state.Command{tt.cmd})
+		s = next
+		if err := res[0].Check(); tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+	if _, ok := s.Node("d"); ok {
+		t.Error("the node of another domain is stored")
+	}
+}

@@ -89,6 +89,10 @@ type RemoveSubscriber struct {
 	IMPI string `cbor:"i"`
 }
 
+// DomainSetting is the setting that the first node with a domain makes, and that
+// every other node must agree with.
+const DomainSetting = "sip.domain"
+
 // Set stores a setting; an empty value removes it.
 type Set struct {
 	Name  string `cbor:"n"`
@@ -247,6 +251,11 @@ func (n *Node) validate() error {
 	}
 	if !n.Service.IsValid() || n.Service.Zone() != "" || n.Service.IsUnspecified() || n.Service.IsMulticast() {
 		return invalid("node %s: service address %q is not a plain unicast IP address", n.Name, n.Service)
+	}
+	if n.Domain != "" {
+		if err := checkText("SIP domain", n.Domain, maxName); err != nil {
+			return err
+		}
 	}
 	if n.Version != "" {
 		return checkText("version", n.Version, maxName)

@@ -42,6 +42,7 @@ type Node struct {
 	S           uint16     `cbor:"sc" json:"s"`           // of the S-CSCF
 	Controller  bool       `cbor:"m" json:"controller"`
 	Version     string     `cbor:"v" json:"version"`
+	Domain      string     `cbor:"d,omitempty" json:"domain,omitempty"` // home network domain, one for the whole cluster
 }
 
 // Port returns the node's entry port for a kind, 0 for an unknown one.
