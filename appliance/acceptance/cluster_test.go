@@ -2,6 +2,7 @@ package acceptance
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,7 +51,12 @@ func run(m *testing.M) (code int) {
 	// Else each process with the race detector waits for a second when it ends.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	binary = filepath.Join(tmp, "bellwether")
-	build := exec.Command("go", "build", "-race", "-o", binary, "bellwether/appliance/cmd/bellwether")
+	args := []string{"build", "-race", "-o", binary, "bellwether/appliance/cmd/bellwether"}
+	flag.Parse()
+	if flag.Lookup("test.bench").Value.String() != "" {
+		args = slices.Delete(args, 1, 2) // figures are those of the real program
+	}
+	build := exec.Command("go", args...)
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build the program under test:", err)
