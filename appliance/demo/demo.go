@@ -34,6 +34,7 @@ const Domain = "demo.bellwether.test"
 const (
 	subscribers = 100
 	readyWithin = 15 * time.Second
+	endWithin   = 5 * time.Second // for a last look and for unregistering
 )
 
 // Options say how to run it.
@@ -45,6 +46,11 @@ type Options struct {
 	Keep   bool          // leave the cluster running at the end
 	Out    io.Writer     // the result
 	Err    io.Writer     // progress
+
+	// For tests.
+	host   func(n int) netip.Addr // of node n and, for 1, of the phones; nil: 127.0.0.n
+	tmp    string                 // where the directory is made; "": the system's
+	phones int                    // 0: all
 }
 
 // Result is what the demo saw.
@@ -66,65 +72,94 @@ type Result struct {
 // ErrFailed means that the demo ran and something in it failed.
 var ErrFailed = errors.New("the demo saw failures")
 
-// Run runs the demo. It returns ErrFailed if a phone, a call or its audio failed.
-func Run(ctx context.Context, o Options) error {
-	dir, err := os.MkdirTemp("", "bellwether-demo-")
+// Run runs the demo. It returns ErrFailed if a phone, a call or its audio failed,
+// and ctx's error if it was interrupted before the first call. Unless it ran to
+// the end with Keep, nothing of it is left when it returns.
+func Run(ctx context.Context, o Options) (err error) {
+	if o.phones == 0 {
+		o.phones = subscribers
+	}
+	if o.host == nil {
+		o.host = func(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, byte(n)}) }
+	}
+	dir, err := os.MkdirTemp(o.tmp, "bellwether-demo-")
 	if err != nil {
 		return fmt.Errorf("make a directory for the demo: %w", err)
 	}
-	keep := o.Keep
+	left := false
 	defer func() {
-		if !keep {
-			os.RemoveAll(dir)
+		if !left {
+			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	began := time.Now()
-	say := func(format string, args ...any) { fmt.Fprintf(o.Err, format+"\n", args...) }
-	say("Starting three nodes on 127.0.0.1, 127.0.0.2 and 127.0.0.3 ...")
 	c, err := localcluster.Create(localcluster.Spec{
 		Dir: dir, Binary: o.Binary, Domain: Domain, Detached: o.Keep,
 		Nodes: []localcluster.NodeSpec{
-			{Name: "n1", Address: netip.MustParseAddr("127.0.0.1"), Workers: []string{"p1", "i1", "s1"}},
-			{Name: "n2", Address: netip.MustParseAddr("127.0.0.2"), Workers: []string{"p2", "i2"}},
-			{Name: "n3", Address: netip.MustParseAddr("127.0.0.3"), Workers: []string{"s2"}},
+			{Name: "n1", Address: o.host(1), Workers: []string{"p1", "i1", "s1"}},
+			{Name: "n2", Address: o.host(2), Workers: []string{"p2", "i2"}},
+			{Name: "n3", Address: o.host(3), Workers: []string{"s2"}},
 		},
 		PortP: 5060, PortI: 4060, PortS: 6060, PortNode: 7400, PortHTTP: 9090,
 	})
 	if err != nil {
 		return err
 	}
-	stopped := false
-	stop := func() error { stopped = true; return c.Stop() }
 	defer func() {
-		if !stopped {
-			keep = false // an early end leaves nothing behind
-			_ = c.Stop() // what made it end early is reported
+		if !left {
+			err = errors.Join(err, c.Stop())
 		}
 	}()
-	if err := c.Start(); err != nil {
+	password := rand.Text()
+	res, err := play(ctx, o, c, password)
+	if err != nil {
 		return err
+	}
+	if err := print(o, res); err != nil {
+		return err
+	}
+	if o.Keep {
+		left = true
+		kept(o.Err, c, dir, password)
+	}
+	return res.verdict(len(c.Nodes), o.phones)
+}
+
+// play starts the nodes, registers the phones and lets them call each other.
+func play(ctx context.Context, o Options, c *localcluster.Cluster, password string) (res Result, err error) {
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err() // not what the interruption made of it
+		}
+	}()
+	began := time.Now()
+	say := func(format string, args ...any) { fmt.Fprintf(o.Err, format+"\n", args...) }
+	say("Starting three nodes on %v, %v and %v ...", o.host(1), o.host(2), o.host(3))
+	if err := c.Start(); err != nil {
+		return res, err
 	}
 	wctx, cancel := context.WithTimeout(ctx, readyWithin)
 	err = c.WaitReady(wctx)
 	cancel()
 	if err != nil {
-		return err
+		return res, err
 	}
 	up := time.Since(began)
-	say("The cluster is up after %.1f s; %s leads. Adding %d subscribers and registering their phones ...", up.Seconds(), c.Leader(ctx), subscribers)
-	password := rand.Text()
-	if err := provision(ctx, c, password); err != nil {
-		return err
+	say("The cluster is up after %.1f s; %s leads. Adding %d subscribers and registering their phones ...", up.Seconds(), c.Leader(ctx), o.phones)
+	if err := provision(ctx, c, o.phones, password); err != nil {
+		return res, err
 	}
-	f, err := newFleet(ctx, c, password, slog.New(slog.DiscardHandler))
+	f, err := newFleet(c, o.phones, password, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return err
+		return res, err
 	}
 	defer f.close()
-	if err := f.register(ctx); err != nil && ctx.Err() == nil {
-		say("%v", err)
+	if err := f.register(ctx); err != nil {
+		return res, err
 	}
-	say("%d of %d phones are registered after %.1f s. Calling ...", f.registered(), subscribers, time.Since(began).Seconds())
+	if err := ctx.Err(); err != nil {
+		return res, err
+	}
+	say("%d of %d phones are registered after %.1f s. Calling ...", f.registered(), o.phones, time.Since(began).Seconds())
 
 	cctx, cancel := ctx, context.CancelFunc(func() {})
 	if o.For > 0 {
@@ -138,10 +173,12 @@ func Run(ctx context.Context, o Options) error {
 	cancel()
 	wg.Wait()
 
-	res := f.result()
+	// From here on an interruption is the way in which the demo ends.
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	defer cancel()
+	res = f.result()
 	res.UpMS = up.Milliseconds()
-	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-	if st, err := c.Nodes[0].Admin.Status(sctx); err == nil {
+	if st, err := c.Nodes[0].Admin.Status(ending); err == nil {
 		res.Leader = st.Leader
 		for _, n := range st.Nodes {
 			if n.Connected {
@@ -149,39 +186,26 @@ func Run(ctx context.Context, o Options) error {
 			}
 		}
 	}
-	cancel()
 	if o.Keep {
-		f.unregister(ctx) // nobody is to ring phones that are gone
+		f.unregister(ending) // nobody is to ring phones that are gone
 	}
-	f.close()
-	if !o.Keep {
-		if err := stop(); err != nil {
-			return err
-		}
-	} else {
-		stopped = true
+	return res, nil
+}
+
+// verdict is ErrFailed with all that failed, nil if nothing did.
+func (r Result) verdict(nodes, phones int) error {
+	if r.CallsFailed == 0 && r.Registered == phones && r.AudioOK && r.Nodes == nodes {
+		return nil
 	}
-	if res.Failures = f.reasons(); res.Failures == nil {
-		res.Failures = []string{}
-	}
-	if err := print(o, res); err != nil {
-		return err
-	}
-	if o.Keep {
-		kept(o.Err, c, dir, password)
-	}
-	if res.CallsFailed > 0 || res.Registered < subscribers || !res.AudioOK || res.Nodes < len(c.Nodes) {
-		return fmt.Errorf("%w: %s", ErrFailed, strings.Join(append([]string{
-			fmt.Sprintf("%d calls failed, %d of %d phones registered, %d of %d nodes up", res.CallsFailed, res.Registered, subscribers, res.Nodes, len(c.Nodes)),
-		}, res.Failures...), "; "))
-	}
-	return nil
+	return fmt.Errorf("%w: %s", ErrFailed, strings.Join(append([]string{
+		fmt.Sprintf("%d calls failed, %d of %d phones registered, %d of %d nodes up", r.CallsFailed, r.Registered, phones, r.Nodes, nodes),
+	}, r.Failures...), "; "))
 }
 
 // provision stores the subscribers of the demo.
-func provision(ctx context.Context, c *localcluster.Cluster, password string) error {
+func provision(ctx context.Context, c *localcluster.Cluster, phones int, password string) error {
 	var all []api.NewSubscriber
-	for i := range subscribers {
+	for i := range phones {
 		impi := user(i) + "@" + Domain
 		n := api.NewSubscriber{
 			IMPI: impi, Realm: Domain, HA1: credentials(impi, Domain, password),
@@ -228,7 +252,7 @@ func show(ctx context.Context, w io.Writer, f *fleet, began time.Time) {
 			{Value: n(f.active()), Label: "up"},
 			{Value: share(r.RTPReceived, r.RTPExpected), Label: "audio", Bad: r.CallsOK > 0 && !r.AudioOK},
 			{Value: "ctrl+c", Label: "ends"},
-			{Value: n(r.Registered), Label: "registered", Bad: r.Registered < subscribers},
+			{Value: n(r.Registered), Label: "registered", Bad: r.Registered < len(f.phones)},
 			{Value: n(r.CrossNodeCalls), Label: "across nodes"},
 		}
 		if line.Show(time.Now(), items...) != nil {

@@ -1,13 +1,13 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -26,9 +26,10 @@ const (
 	ring           = 50 * time.Millisecond
 	enough         = 0.95 // of the packets must come
 	maxReasons     = 20
+	registerWithin = 10 * time.Second
+	callWithin     = 30 * time.Second
+	seenWithin     = 3 * time.Second // until the callee, too, knows that the call is over
 )
-
-var phoneAddr = netip.MustParseAddr("127.0.0.1")
 
 func credentials(impi, realm, password string) api.Credentials {
 	return api.Credentials{
@@ -40,41 +41,58 @@ func credentials(impi, realm, password string) api.Credentials {
 // fleet is the demo's phones and what became of their calls.
 type fleet struct {
 	phones []*member
-	admin  *api.Client
-	clock  *rtp.Clock
+	admin  directory
 
 	mu       sync.Mutex
 	idle     []*member
 	up       int // calls under way
 	res      Result
 	audioBad bool
-	why      map[string]int               // reasons of failures
-	heard    map[string]chan phone.Result // callee's view, by Call-ID of calls under way
+	why      map[string]int // reasons of failures; at most maxReasons
+}
+
+// directory knows who serves whom.
+type directory interface {
+	Workers(ctx context.Context) ([]api.Worker, error)
+	User(ctx context.Context, identity string) (api.User, error)
+}
+
+// handset is what a member does with its phone.
+type handset interface {
+	Register(ctx context.Context) error
+	Unregister(ctx context.Context) error
+	Call(ctx context.Context, target string, opts phone.CallOptions) (phone.Result, error)
+	Close()
 }
 
 // member is one phone.
 type member struct {
-	*phone.Phone
-	aor        string
-	node       string // that serves it, once registered
-	registered bool
+	handset
+	aor   string
+	node  string            // that serves it, once registered
+	ended chan phone.Result // the last call that came in and is over; capacity 1
 }
 
-func newFleet(ctx context.Context, c *localcluster.Cluster, password string, log *slog.Logger) (*fleet, error) {
-	f := &fleet{admin: c.Nodes[0].Admin, clock: new(rtp.Clock), why: map[string]int{}, heard: map[string]chan phone.Result{}}
-	for i := range subscribers {
+func newMember(aor string) *member { return &member{aor: aor, ended: make(chan phone.Result, 1)} }
+
+func newFleet(c *localcluster.Cluster, phones int, password string, log *slog.Logger) (*fleet, error) {
+	f := &fleet{admin: c.Nodes[0].Admin, why: map[string]int{}}
+	clock := new(rtp.Clock)
+	for i := range phones {
 		impi := user(i) + "@" + Domain
+		m := newMember("sip:" + impi)
 		p, err := phone.New(phone.Config{
-			AOR: "sip:" + impi, IMPI: impi, Password: password, Domain: Domain,
-			Proxy: c.Nodes[i%len(c.Nodes)].P(), LocalIP: phoneAddr,
-			ToneHz: 400 + 50*(i%40), Ring: ring, Clock: f.clock, Log: log,
-			OnCall: f.answered,
+			AOR: m.aor, IMPI: impi, Password: password, Domain: Domain,
+			Proxy: c.Nodes[i%len(c.Nodes)].P(), LocalIP: c.Nodes[0].Address,
+			ToneHz: 400 + 50*(i%40), Ring: ring, Clock: clock, Log: log,
+			OnCall: m.over,
 		})
 		if err != nil {
 			f.close()
 			return nil, err
 		}
-		f.phones = append(f.phones, &member{Phone: p, aor: "sip:" + impi})
+		m.handset = p
+		f.phones = append(f.phones, m)
 	}
 	return f, nil
 }
@@ -87,63 +105,58 @@ func (f *fleet) close() {
 	wg.Wait()
 }
 
-// register registers every phone and finds out which node serves it.
+// register registers every phone and finds out which node serves it. Phones
+// that fail are noted and left out; it is an error only if nothing is known.
 func (f *fleet) register(ctx context.Context) error {
-	slots := make(chan struct{}, registerAtOnce)
 	errs := make([]error, len(f.phones))
-	var wg sync.WaitGroup
-	for i, m := range f.phones {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			rctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			defer cancel()
-			if errs[i] = m.Register(rctx); errs[i] != nil {
-				errs[i] = fmt.Errorf("register %s: %w", m.aor, errs[i])
-			}
-		})
-	}
-	wg.Wait()
-	nodes := map[string]string{}
+	f.each(func(i int, m *member) {
+		rctx, cancel := context.WithTimeout(ctx, registerWithin)
+		defer cancel()
+		errs[i] = m.Register(rctx)
+	})
 	workers, err := f.admin.Workers(ctx)
 	if err != nil {
 		return err
 	}
+	nodes := map[string]string{}
 	for _, w := range workers {
 		nodes[w.ID] = w.Node
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for i, m := range f.phones {
+		var u api.User
+		if errs[i] == nil {
+			u, errs[i] = f.admin.User(ctx, m.aor)
+		}
+		f.mu.Lock()
 		if errs[i] != nil {
-			continue
+			f.note("not registered: " + errs[i].Error())
+		} else {
+			m.node = nodes[u.PCSCF.Serving]
+			f.idle = append(f.idle, m)
+			f.res.Registered++
 		}
-		u, err := f.admin.User(ctx, m.aor)
-		if err != nil {
-			errs[i] = fmt.Errorf("look %s up: %w", m.aor, err)
-			continue
-		}
-		m.registered, m.node = true, nodes[u.PCSCF.Serving]
-		f.idle = append(f.idle, m)
-		f.res.Registered++
+		f.mu.Unlock()
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// unregister takes the phones off the cluster.
-func (f *fleet) unregister(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
+// each does something with every phone, registerAtOnce at a time.
+func (f *fleet) each(do func(i int, m *member)) {
 	slots := make(chan struct{}, registerAtOnce)
 	var wg sync.WaitGroup
-	for _, m := range f.phones {
+	for i, m := range f.phones {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			_ = m.Unregister(ctx) // it expires by itself otherwise
+			do(i, m)
 		})
 	}
 	wg.Wait()
+}
+
+// unregister takes the phones off the cluster. What fails expires by itself.
+func (f *fleet) unregister(ctx context.Context) {
+	f.each(func(_ int, m *member) { _ = m.Unregister(ctx) })
 }
 
 func (f *fleet) registered() int {
@@ -163,19 +176,11 @@ func (f *fleet) result() Result {
 	defer f.mu.Unlock()
 	r := f.res
 	r.AudioOK = !f.audioBad && r.CallsOK > 0
-	return r
-}
-
-// reasons lists why calls failed, the most frequent first.
-func (f *fleet) reasons() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	keys := slices.SortedFunc(maps.Keys(f.why), func(a, b string) int { return f.why[b] - f.why[a] })
-	var out []string
-	for _, k := range keys[:min(len(keys), maxReasons)] {
-		out = append(out, fmt.Sprintf("%d × %s", f.why[k], k))
+	r.Failures = make([]string, 0, len(f.why))
+	for _, k := range slices.SortedFunc(maps.Keys(f.why), func(a, b string) int { return cmp.Or(f.why[b]-f.why[a], cmp.Compare(a, b)) }) {
+		r.Failures = append(r.Failures, fmt.Sprintf("%d × %s", f.why[k], k))
 	}
-	return out
+	return r
 }
 
 // callUntil makes calls between idle phones until ctx ends, and lets those
@@ -228,45 +233,51 @@ func (f *fleet) pair() (a, b *member, ok bool) {
 	return take(), take(), true
 }
 
-// answered takes the callee's view of a call that is over.
-func (f *fleet) answered(r phone.Result) {
-	f.mu.Lock()
-	ch := f.view(r.CallID)
-	f.mu.Unlock()
-	ch <- r
+// over takes the callee's view of a call that is over.
+func (m *member) over(r phone.Result) {
+	for {
+		select {
+		case m.ended <- r:
+			return
+		default:
+		}
+		select { // of a call that nobody asked about
+		case <-m.ended:
+		default:
+		}
+	}
 }
 
-// view is where the callee's view of a call arrives. f.mu is held.
-func (f *fleet) view(callID string) chan phone.Result {
-	ch := f.heard[callID]
-	if ch == nil {
-		ch = make(chan phone.Result, 1)
-		f.heard[callID] = ch
+// saw returns the callee's view of a call that the caller has ended.
+func (m *member) saw(callID string) (phone.Result, error) {
+	late := time.After(seenWithin)
+	for {
+		select {
+		case r := <-m.ended:
+			if r.CallID == callID {
+				return r, r.Err
+			}
+		case <-late:
+			return phone.Result{}, errors.New("the callee did not see the call end")
+		}
 	}
-	return ch
 }
 
 // call makes one call and judges it from both ends.
 func (f *fleet) call(a, b *member) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), callWithin)
 	defer cancel()
 	out, err := a.Call(ctx, b.aor, phone.CallOptions{Hold: hold})
 	var in phone.Result
-	if err == nil && out.Status == 200 {
-		f.mu.Lock()
-		ch := f.view(out.CallID)
-		f.mu.Unlock()
-		select {
-		case in = <-ch:
-		case <-time.After(3 * time.Second):
-			err = errors.New("the callee did not see the call end")
-		}
-	} else if err == nil {
+	switch {
+	case err != nil:
+	case out.Status != 200:
 		err = fmt.Errorf("answered %d %s", out.Status, out.Reason)
+	default:
+		in, err = b.saw(out.CallID)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.heard, out.CallID)
 	f.up--
 	f.idle = append(f.idle, a, b)
 	if err != nil {
@@ -281,15 +292,22 @@ func (f *fleet) call(a, b *member) {
 	for _, r := range []phone.Result{out, in} {
 		f.res.RTPExpected += r.RTPExpected
 		f.res.RTPReceived += r.RTPReceived
-		switch {
-		case !r.ToneHeard:
+		if bad := deaf(r); bad != "" {
 			f.audioBad = true
-			f.note(fmt.Sprintf("the far end's tone was not heard (%.0f Hz was, %d of %d packets)", r.ToneHz, r.RTPReceived, r.RTPExpected))
-		case float64(r.RTPReceived) < enough*float64(r.RTPExpected):
-			f.audioBad = true
-			f.note(fmt.Sprintf("only %d of %d packets came", r.RTPReceived, r.RTPExpected))
+			f.note(bad)
 		}
 	}
+}
+
+// deaf says what was wrong with the audio that one end heard, "" if nothing was.
+func deaf(r phone.Result) string {
+	switch {
+	case !r.ToneHeard:
+		return fmt.Sprintf("the far end's tone was not heard (%.0f Hz was, %d of %d packets)", r.ToneHz, r.RTPReceived, r.RTPExpected)
+	case float64(r.RTPReceived) < enough*float64(r.RTPExpected):
+		return fmt.Sprintf("only %d of %d packets came", r.RTPReceived, r.RTPExpected)
+	}
+	return ""
 }
 
 // note counts a reason. f.mu is held.
