@@ -186,7 +186,7 @@ func (p *Process) introduce(ctx context.Context) error {
 		case err == nil:
 			return nil
 		case errors.As(err, &refusal):
-			return fmt.Errorf("the cluster does not take this node: %w; correct %s", err, p.cfg.File)
+			return fmt.Errorf("the cluster does not take this node: %w; correct %s, then restart the node", err, p.cfg.File)
 		case err.Error() != said && ctx.Err() == nil:
 			said = err.Error()
 			p.log.Warn("introduce this node to the cluster", "err", err)

@@ -99,7 +99,7 @@ var ErrDomain = errors.New("the SIP domain is not the cluster's")
 // agree returns ErrDomain if the configuration is for another domain.
 func agree(st *state.State, cfg *config.Config) error {
 	if have, ok := st.Setting(state.DomainSetting); ok && have != cfg.SIP.Domain {
-		return fmt.Errorf("%w: write sip.domain: %s instead of %s in %s", ErrDomain, have, cfg.SIP.Domain, cfg.File)
+		return fmt.Errorf("%w: write sip.domain: %s instead of %s in %s, then restart the node", ErrDomain, have, cfg.SIP.Domain, cfg.File)
 	}
 	return nil
 }
