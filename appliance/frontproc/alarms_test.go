@@ -71,8 +71,8 @@ func TestAlarmsFollowFromHowThingsAre(t *testing.T) {
 	w.tell(workerlink.Load, workerlink.LoadMsg{})
 	n.status("nothing is wrong", func(st api.Status) bool { return len(st.Alarms) == 0 })
 	far := n.over(n.remote("n2", 2))
-	far.propose(state.Command{PutNode: &state.Node{Name: "n2", Service: n.host(2)}})
 	far.tell(workerlink.Hello, workerlink.HelloMsg{Node: "n2", Front: true})
+	far.propose(state.Command{PutNode: &state.Node{Name: "n2", Service: n.host(2)}})
 	far.tell(workerlink.ChildExit, workerlink.ChildExitMsg{Child: "worker", Reason: "signal SIGKILL", At: time.Now()})
 	st = n.status("another node's process ended", func(st api.Status) bool { return len(st.Alarms) == 1 })
 	if a := st.Alarms[0]; a.Code != "child_crashed:worker" || a.Node != "n2" {

@@ -176,6 +176,16 @@ func TestImportIsAllOrNothing(t *testing.T) {
 	if res, err := n.admin.ImportSubscribers(ctx, wide); err != nil || res.Added != 500 {
 		t.Errorf("imported %+v, %v", res, err)
 	}
+	// What takes several parts reaches a worker process whole.
+	w := n.local()
+	w.hello("n1")
+	w.tell(workerlink.Follow, workerlink.FollowMsg{Feed: 1})
+	eventually(t, "the copy is whole", func() bool { return w.state().SubscriberCount() == 1701 }, func() any { return w.state() })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken != nil || len(w.feeds) < 5 {
+		t.Errorf("it came in %d parts, %v", len(w.feeds), w.broken)
+	}
 }
 
 // TestAWorkerThatHangsHoldsUpNobody: what it is asked has an end.
