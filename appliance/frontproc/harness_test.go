@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -208,13 +207,14 @@ type worker struct {
 	t *testing.T
 	c *link.Conn
 
-	mu     sync.Mutex
-	mirror state.Mirror
-	feeds  []uint64 // of each update that came
-	broken error    // what an update could not be applied for
-	loads  []workerlink.LoadsMsg
-	sip    func(*link.SIP)
-	answer func(ctx context.Context, method string, payload []byte) ([]byte, error) // nil: nothing is known
+	mu      sync.Mutex
+	mirror  state.Mirror
+	feed    uint64 // the newest that was heard of
+	updates int    // that came
+	broken  error  // what an update could not be applied for
+	loads   []workerlink.LoadsMsg
+	sip     func(*link.SIP)
+	answer  func(ctx context.Context, method string, payload []byte) ([]byte, error) // nil: nothing is known
 }
 
 func newWorker(t *testing.T, nc net.Conn) *worker {
@@ -311,10 +311,13 @@ func (w *worker) Notify(_ *link.Conn, method string, payload []byte) {
 		if err := workerlink.Decode(payload, &m); err != nil {
 			w.t.Error(err)
 		}
-		if !slices.Contains(w.feeds, m.Feed) {
-			w.mirror = state.Mirror{}
+		if m.Feed < w.feed {
+			return // of a feed that was left: it comes late
 		}
-		w.feeds = append(w.feeds, m.Feed)
+		if m.Feed > w.feed {
+			w.feed, w.mirror = m.Feed, state.Mirror{}
+		}
+		w.updates++
 		w.broken = errors.Join(w.broken, w.mirror.Apply(m.Update))
 	case workerlink.Loads:
 		var m workerlink.LoadsMsg

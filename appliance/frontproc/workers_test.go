@@ -191,8 +191,8 @@ func TestTheStateIsFed(t *testing.T) {
 	if w.broken != nil {
 		t.Error(w.broken)
 	}
-	if w.feeds[len(w.feeds)-1] != 21 {
-		t.Errorf("the last update is of feed %d", w.feeds[len(w.feeds)-1])
+	if w.feed != 21 {
+		t.Errorf("the last update is of feed %d", w.feed)
 	}
 	if got := w.mirror.State().Index(); got >= last.Index {
 		t.Errorf("the copy is at %d after feeding was ended before %d", got, last.Index)
