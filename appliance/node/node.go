@@ -17,6 +17,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -53,6 +54,9 @@ type Node struct {
 
 // load reads the configuration, the identity and makes the logger.
 func (n *Node) load(process string) (*config.Config, *identity.Identity, error) {
+	// A reload that comes too early or too late does nothing. Without anybody
+	// who listens the signal would end the process.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	cfg, err := n.config(process)
 	if err != nil {
 		return nil, nil, err

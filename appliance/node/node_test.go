@@ -225,6 +225,10 @@ func TestANodeServesAndStopsInBothIsolations(t *testing.T) {
 			if _, err := os.Lstat(n.AdminSocket()); err == nil {
 				t.Error("the admin socket is left")
 			}
+			// A reload that comes too late ends nobody.
+			if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+				t.Error(err)
+			}
 			n.begin() // everything it held is free again
 		})
 	}
