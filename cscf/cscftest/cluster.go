@@ -46,6 +46,7 @@ type Cluster struct {
 	gate     chan struct{}    // proposals wait for it to be closed
 	unrouted map[state.GroupID]bool
 	drop     func(to transaction.Peer, m *sipmsg.Message) bool
+	network  func(m *sipmsg.Message, deliver func())
 	conn     uint64
 }
 
@@ -159,6 +160,32 @@ func (c *Cluster) Lose(fn func(to transaction.Peer, m *sipmsg.Message) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.drop = fn
+}
+
+// Network puts fn in the place of the network between phones and nodes and
+// between nodes, nil: a network that does nothing but deliver. fn may call
+// deliver any number of times, also later.
+func (c *Cluster) Network(fn func(m *sipmsg.Message, deliver func())) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.network = fn
+}
+
+// carry delivers a message through the network.
+func (c *Cluster) carry(m *sipmsg.Message, deliver func(m *sipmsg.Message)) {
+	c.mu.Lock()
+	network := c.network
+	c.mu.Unlock()
+	if network == nil {
+		deliver(m)
+		return
+	}
+	raw := m.Bytes()
+	network(m, func() {
+		if m, err := sipmsg.Parse(raw); err == nil {
+			deliver(m)
+		}
+	})
 }
 
 // Bound lists the flows that are bound to a group.

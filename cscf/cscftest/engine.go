@@ -144,10 +144,12 @@ func (e *Engine) send(to transaction.Peer, raw []byte) {
 	e.c.mu.Unlock()
 	switch {
 	case drop != nil && drop(to, m):
+	case to.Group != 0 && target != nil && target.node == e.node:
+		target.Deliver(transaction.Peer{Group: e.Group, InProcess: true}, m)
 	case to.Group != 0 && target != nil:
-		target.Deliver(transaction.Peer{Group: e.Group, InProcess: target.node == e.node}, m)
+		e.c.carry(m, func(m *sipmsg.Message) { target.Deliver(transaction.Peer{Group: e.Group}, m) })
 	case to.Group == 0 && phone != nil:
-		phone.take(to.Flow, m)
+		e.c.carry(m, phone.take)
 	}
 }
 

@@ -33,6 +33,7 @@ type Phone struct {
 
 	mu    sync.Mutex
 	inbox []*sipmsg.Message
+	hear  func(m *sipmsg.Message) // instead of inbox
 }
 
 // NewPhone makes a phone of a subscriber behind a node's P entry, over UDP.
@@ -61,10 +62,24 @@ func (p *Phone) Reconnect(addr string) {
 	p.c.phones[p.Addr] = p
 }
 
-func (p *Phone) take(f sipmsg.Flow, m *sipmsg.Message) {
+func (p *Phone) take(m *sipmsg.Message) {
+	p.mu.Lock()
+	hear := p.hear
+	if hear == nil {
+		p.inbox = append(p.inbox, m)
+	}
+	p.mu.Unlock()
+	if hear != nil {
+		hear(m)
+	}
+}
+
+// Hear gives what the phone receives to fn instead of keeping it for Next. fn
+// must not wait for anything.
+func (p *Phone) Hear(fn func(m *sipmsg.Message)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.inbox = append(p.inbox, m)
+	p.hear = fn
 }
 
 // Next takes the oldest message that the phone received, without 100.
@@ -176,9 +191,11 @@ func (p *Phone) Post(m *sipmsg.Message) {
 	if err != nil {
 		p.c.t.Fatalf("%s sends a malformed message: %v\n%s", p.Addr, err, raw)
 	}
-	if e := p.c.front(p.Flow, parsed); e != nil {
-		e.Deliver(transaction.Peer{Flow: p.Flow}, parsed)
-	}
+	p.c.carry(parsed, func(m *sipmsg.Message) {
+		if e := p.c.front(p.Flow, m); e != nil {
+			e.Deliver(transaction.Peer{Flow: p.Flow}, m)
+		}
+	})
 }
 
 // front finds the engine for what comes from the wire.
@@ -223,6 +240,13 @@ func (p *Phone) Call(method, uri string, headers ...string) *sipmsg.Message {
 // headers.
 func (p *Phone) Answer(req *sipmsg.Message, status int, headers ...string) *sipmsg.Message {
 	p.c.t.Helper()
+	resp := p.Response(req, status, headers...)
+	p.Send(resp)
+	return resp
+}
+
+// Response makes the response that Answer sends.
+func (p *Phone) Response(req *sipmsg.Message, status int, headers ...string) *sipmsg.Message {
 	resp := req.Response(status, "", "t"+strings.NewReplacer(".", "", ":", "").Replace(p.Addr.String()))
 	for v := range req.Values(sipmsg.RecordRoute) {
 		resp.Add(sipmsg.RecordRoute, v)
@@ -234,7 +258,6 @@ func (p *Phone) Answer(req *sipmsg.Message, status int, headers ...string) *sipm
 		name, value, _ := strings.Cut(h, ": ")
 		resp.AddNamed(name, value)
 	}
-	p.Send(resp)
 	return resp
 }
 
@@ -287,6 +310,11 @@ func (p *Phone) InDialog(method string, req, resp *sipmsg.Message, headers ...st
 // Cancel cancels a request that the phone sent.
 func (p *Phone) Cancel(req *sipmsg.Message) {
 	p.c.t.Helper()
+	p.Send(CancelOf(req))
+}
+
+// CancelOf makes the CANCEL of a request (RFC 3261 §9.1).
+func CancelOf(req *sipmsg.Message) *sipmsg.Message {
 	m := sipmsg.NewRequest("CANCEL", req.RequestURI())
 	for _, h := range []sipmsg.Header{sipmsg.ViaHeader, sipmsg.Route, sipmsg.From, sipmsg.To, sipmsg.CallID} {
 		if v, ok := req.Value(h); ok {
@@ -296,12 +324,17 @@ func (p *Phone) Cancel(req *sipmsg.Message) {
 	m.Add(sipmsg.MaxForwards, "70")
 	n, _ := req.CSeq()
 	m.Add(sipmsg.CSeq, fmt.Sprintf("%d CANCEL", n))
-	p.Send(m)
+	return m
 }
 
 // AckRefusal acknowledges a final response other than 2xx.
 func (p *Phone) AckRefusal(req, resp *sipmsg.Message) {
 	p.c.t.Helper()
+	p.Send(AckOf(req, resp))
+}
+
+// AckOf makes the ACK of a final response other than 2xx (RFC 3261 §17.1.1.3).
+func AckOf(req, resp *sipmsg.Message) *sipmsg.Message {
 	m := sipmsg.NewRequest("ACK", req.RequestURI())
 	for _, h := range []sipmsg.Header{sipmsg.ViaHeader, sipmsg.Route, sipmsg.From, sipmsg.CallID} {
 		if v, ok := req.Value(h); ok {
@@ -313,7 +346,7 @@ func (p *Phone) AckRefusal(req, resp *sipmsg.Message) {
 	m.Add(sipmsg.MaxForwards, "70")
 	n, _ := req.CSeq()
 	m.Add(sipmsg.CSeq, fmt.Sprintf("%d ACK", n))
-	p.Send(m)
+	return m
 }
 
 // RegisterRequest makes a REGISTER, with credentials once the phone was

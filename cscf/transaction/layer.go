@@ -177,6 +177,7 @@ func (l *Layer) cancel(k key, m *sipmsg.Message, via sipmsg.Via, from Peer) {
 		l.answer(m, via, from, 481)
 		return
 	}
+	s.cancelled = true
 	l.answer(m, via, from, 200)
 	if s.invite() && s.req != nil {
 		reason, _ := m.Value(sipmsg.ReasonHeader)

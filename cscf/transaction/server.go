@@ -31,6 +31,8 @@ type server struct {
 	retry    timer // the 200 ms for 100, then Timer G
 	end      timer // the role's time, then Timer H, I, J or L
 	req      *Request
+	// cancelled: repeats of a CANCEL that was answered 200 may come.
+	cancelled bool
 }
 
 func (s *server) invite() bool { return s.method == "INVITE" }

@@ -67,10 +67,13 @@ func (s *server) acknowledged() bool {
 		s.enter(confirmed)
 		s.last = nil
 		s.retry.clear()
-		if s.peer.Reliable() {
+		switch cfg := &s.layer.cfg; {
+		case s.peer.Reliable():
 			s.terminate()
-		} else {
-			s.end.set(s.layer, s.layer.cfg.T4, s) // Timer I
+		case s.cancelled:
+			s.end.set(s.layer, 64*cfg.T1, s) // Timer J of the CANCEL
+		default:
+			s.end.set(s.layer, cfg.T4, s) // Timer I
 		}
 		return true
 	}
