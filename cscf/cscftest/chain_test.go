@@ -261,6 +261,7 @@ func TestRegistration(t *testing.T) {
 		alice.Expect(403, "REGISTER")
 	})
 	run(t, "who has no secret for an algorithm cannot be registered with it by anybody", func(t *testing.T, c *ims) {
+		host := 65
 		for impi, has := range map[string]state.HA1{
 			"md5": {"MD5": bwdigest.HA1(bwdigest.MD5, "md5", Domain, "md5")},
 			"sha": {"SHA-256": bwdigest.HA1(bwdigest.SHA256, "sha", Domain, "sha")},
@@ -269,7 +270,8 @@ func TestRegistration(t *testing.T) {
 			c.Apply(state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{{
 				IMPI: impi, Realm: Domain, HA1: has, Identities: []state.Identity{{URI: "sip:" + impi + "@ims.test"}},
 			}}}})
-			p := c.NewPhone("a", "192.0.2.66:5060", impi, "sip:"+impi+"@ims.test")
+			host++
+			p := c.NewPhone("a", fmt.Sprintf("192.0.2.%d:5060", host), impi, "sip:"+impi+"@ims.test")
 			for _, alg := range bwdigest.Algorithms {
 				if has[string(alg)] != "" {
 					continue
