@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -236,6 +237,25 @@ func (j *Journal) Err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.err
+}
+
+// probeSize is what has to find room before a disk counts as usable again.
+const probeSize = 1 << 20
+
+// Probe tries whether a journal that failed would find its disk in order if it
+// were opened anew: nil means that a megabyte can be made safe there. It changes
+// nothing that counts, and the journal stays failed.
+func (j *Journal) Probe() error {
+	name := filepath.Join(j.dir, fileName(segmentFile, 0)+tempSuffix) // what is left of it goes at the next opening
+	f, err := j.o.fs.Create(name)
+	if err == nil {
+		_, err = f.Write(make([]byte, probeSize))
+		err = errors.Join(err, f.Sync(), f.Close(), j.o.fs.Remove(name))
+	}
+	if err != nil {
+		return fmt.Errorf("probe the disk of journal %s: %w", j.dir, err)
+	}
+	return nil
 }
 
 // Stats returns the figures of now.

@@ -396,6 +396,16 @@ func TestDiskErrorTurnsTheJournalFailedAndEverybodyIsTold(t *testing.T) {
 			if err := put(j, 1, "later", "v", time.Time{}); !errors.Is(err, errInjected) {
 				t.Errorf("later put: %v, want the disk's error", err)
 			}
+			if err := j.Probe(); !errors.Is(err, errInjected) {
+				t.Errorf("probe of a broken disk: %v", err)
+			}
+			d.hook = nil
+			if err := errors.Join(j.Probe(), j.Probe()); err != nil {
+				t.Errorf("probe of a disk that is in order again: %v", err)
+			}
+			if err := put(j, 1, "still", "v", time.Time{}); !errors.Is(err, errInjected) {
+				t.Errorf("put after a probe: %v, want the disk's error", err)
+			}
 			if err := <-failed; !errors.Is(err, errInjected) || !errors.Is(j.Err(), errInjected) {
 				t.Errorf("told %v, Err %v, want the disk's error", err, j.Err())
 			}

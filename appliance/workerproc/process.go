@@ -14,7 +14,9 @@
 // Failure modes: without any front it serves nothing new and keeps what it
 // knows; a front that knows no leader is asked last and feeds nothing while
 // another one does; a lost link is redialled; a full link or shard drops
-// messages, which is counted, and their retransmission is served. A worker
+// messages, which is counted, and their retransmission is served. A store that
+// failed takes no registration; once its disk is in order again the process
+// ends, to be started anew. A worker
 // that the cluster does not take, because another node has its id, is left
 // out, logged and reported to the fronts.
 //
@@ -83,8 +85,9 @@ const (
 	retrySlowest = 16 * time.Second
 )
 
-// Run serves until ctx ends. It returns an error when it cannot start, or when
-// the cluster turns out to be another than the configuration is for.
+// Run serves until ctx ends. It returns an error when it cannot start, when the
+// cluster turns out to be another than the configuration is for, or with
+// ErrStore.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	p, err := open(ctx, cfg, o)
 	if err != nil {
@@ -142,14 +145,15 @@ func open(ctx context.Context, cfg *config.Config, o Options) (*Process, error) 
 // serve works until ctx ends, and ends in the order in which things build on
 // each other: engines, links, what waits in the router, the store.
 func (p *Process) serve(ctx context.Context, ready func()) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var wg sync.WaitGroup
 	for _, node := range p.links.order {
 		wg.Go(func() { p.links.keep(ctx, node) })
 	}
 	wg.Go(func() { p.introduce(ctx) })
 	wg.Go(func() { p.report(ctx) })
+	wg.Go(func() { watchStore(ctx, p.store, cancel) })
 	if ready != nil {
 		ready()
 	}
@@ -157,13 +161,48 @@ func (p *Process) serve(ctx context.Context, ready func()) error {
 	for _, e := range *p.engines.Load() {
 		e.stop(p.log)
 	}
-	cancel()
+	if cause := context.Cause(ctx); failed == nil && errors.Is(cause, ErrStore) {
+		failed = cause
+	}
+	cancel(nil)
 	wg.Wait()
 	p.router.Close()
 	if err := p.store.Close(); err != nil {
 		p.log.Error("close the store", "err", err)
 	}
 	return failed
+}
+
+// ErrStore means that the store had failed, its disk is in order again, and the
+// process has to begin anew to use it.
+var ErrStore = errors.New("the store failed and its disk is in order again: start anew")
+
+// probeEvery is how often the disk of a store that failed is tried.
+const probeEvery = 2 * time.Second
+
+// failing is a store that may fail: Err says why it did, Probe why it would again.
+type failing interface {
+	Err() error
+	Probe() error
+}
+
+// watchStore ends the process once a store that failed could be opened again.
+// Until then registered users are served on from memory: with a disk that stays
+// broken a new process could not do even that.
+func watchStore(ctx context.Context, store failing, end context.CancelCauseFunc) {
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if store.Err() != nil && store.Probe() == nil {
+			end(ErrStore)
+			return
+		}
+	}
 }
 
 // State returns the newest copy of the cluster state.
