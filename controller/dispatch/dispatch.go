@@ -153,7 +153,7 @@ func Decide(in Input) Decision {
 	case method == "REGISTER":
 		return in.registerP()
 	}
-	return in.initialP()
+	return in.initialP(uri)
 }
 
 // response routes by the token in the branch of the top Via.
@@ -252,10 +252,15 @@ func (in *Input) registerP() Decision {
 }
 
 // initialP: the flow's group; for an unknown flow the group of the user that
-// the request claims to be from, whose worker knows whether that is so.
-func (in *Input) initialP() Decision {
+// the request claims to be from, whose worker knows whether that is so. A call
+// for a service, such as urn:service:sos, may come from anybody (TS 24.229
+// §5.2.10): any P-CSCF knows what to answer.
+func (in *Input) initialP(uri sipmsg.URI) Decision {
 	if g, ok := in.flowGroup(); ok {
 		return in.to(g)
+	}
+	if uri.Scheme == "urn" {
+		return in.local(state.PCSCF)
 	}
 	if from, err := in.Message.From(); err == nil {
 		if d, ok := in.hinted(from.URI); ok {

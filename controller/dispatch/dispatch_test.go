@@ -273,6 +273,9 @@ func TestDecide(t *testing.T) {
 			message("OPTIONS sip:192.0.2.1 SIP/2.0"), tables{gone: map[state.GroupID]bool{p1: true}}, to(p2)},
 		{"OPTIONS to the S-CSCF's address goes to one of this node", 's', stranger,
 			message("OPTIONS sip:192.0.2.1:6060 SIP/2.0"), known, to(s1)},
+		{"an emergency call of a stranger goes to a P-CSCF of this node, which sends it elsewhere", 'p', stranger,
+			message("INVITE urn:service:sos SIP/2.0"), known, to(p1)},
+		{"that of a phone to its own", 'p', phone, message("INVITE urn:service:sos.fire SIP/2.0"), known, to(p1)},
 		{"OPTIONS to a user is an initial request", 'p', stranger, message("OPTIONS sip:alice@192.0.2.1 SIP/2.0"), known, forbidden},
 		{"OPTIONS to a domain is an initial request", 'p', stranger, message("OPTIONS sip:ims.test SIP/2.0"), known, forbidden},
 

@@ -16,7 +16,6 @@ import (
 	"bellwether/cscf/pcscf"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/token"
-	"bellwether/cscf/transaction"
 	"bellwether/ha"
 )
 
@@ -393,17 +392,18 @@ func TestFromThePhone(t *testing.T) {
 	})
 	run(t, "an emergency call is sent elsewhere, registered or not", func(t *testing.T, b *bench) {
 		p := b.phone()
-		for i, uri := range []string{"urn:service:sos", "URN:service:SOS.fire"} {
-			m := p.Request("INVITE", uri)
-			m.Set(sipmsg.CallID, string(rune('a'+i)))
-			b.e.Deliver(transaction.Peer{Flow: p.Flow}, m)
+		for _, uri := range []string{"urn:service:sos", "URN:service:SOS.fire"} {
+			invite := p.Call("INVITE", uri)
 			resp := p.Expect(380, "INVITE")
 			if !strings.Contains(string(resp.Body()), "<type>emergency</type>") {
 				t.Errorf("body %s", resp.Body())
 			}
-			p.AckRefusal(p.Request("INVITE", "sip:x@ims.test", "Call-ID: "+string(rune('a'+i))), resp)
+			p.AckRefusal(invite, resp)
+			b.register(p)
 		}
-		b.Sleep(time.Minute)
+		p.Call("MESSAGE", "urn:service:counseling")
+		b.s.Send(b.e, b.s.Next().Response(404, "", "s")) // no emergency
+		p.Expect(404, "MESSAGE")
 	})
 	run(t, "a phone with an expired binding is refused", func(t *testing.T, b *bench) {
 		p := b.phone()

@@ -176,7 +176,9 @@ func (m *Message) checkRequestURI() {
 		m.fail(errRequestURI)
 		return
 	}
-	if !equalFold(scheme, "sip") && !equalFold(scheme, "sips") && !equalFold(scheme, "tel") {
+	switch strings.ToLower(scheme) {
+	case "sip", "sips", "tel", "urn": // a URN names a service (RFC 5031)
+	default:
 		m.fail(errScheme)
 		return
 	}

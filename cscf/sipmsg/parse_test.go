@@ -122,6 +122,7 @@ func TestParseJudgesMessages(t *testing.T) {
 		{"a response with NUL in its reason", response("200 OK -> 200 O\x00K"), drop, false},
 
 		{"another version", with("SIP/2.0\n -> SIP/7.0\n"), 505, true},
+		{"a service", with("sip:bob@example.com SIP -> urn:service:sos SIP"), ok, true},
 		{"an unknown scheme", with("sip:bob@example.com SIP -> http://example.com SIP"), 416, true},
 		{"no scheme", with("sip:bob@example.com SIP -> bob@example.com SIP"), 400, true},
 		{"a Request-URI in brackets", with("sip:bob@example.com SIP -> <sip:bob@example.com> SIP"), 400, true},
