@@ -198,6 +198,21 @@ func TestRegistration(t *testing.T) {
 		want(t, ok, sipmsg.Contact)
 		c.gone(t, alice)
 	})
+	run(t, "a set that was registered by several identities ends as one", func(t *testing.T, c *ims) {
+		alice := c.alice()
+		registered(alice)
+		alice.AOR = "tel:+4930111"
+		registered(alice)
+		if n := len(c.p[0].Users()); n != 2 {
+			t.Fatalf("%d users", n)
+		}
+		ok := alice.Register("Expires: 0")
+		want(t, ok, sipmsg.Contact)
+		c.gone(t, alice)
+		alice.AOR = "sip:alice@ims.test"
+		c.gone(t, alice)
+		c.Sleep(2 * time.Hour)
+	})
 	run(t, "a star de-registers all phones", func(t *testing.T, c *ims) {
 		alice := c.alice()
 		second := c.NewPhone("b", "192.0.2.9:5060", "alice", "sip:alice@ims.test")

@@ -51,21 +51,26 @@ func outcome(done func(error)) func(error) {
 	}
 }
 
-// register brings the bindings of an identity in line with a registration.
-// done hears when all of it is durable and the user is assigned.
+// register brings the bindings of an identity, and of those registered together
+// with it, in line with a registration: its contacts are those of the whole set
+// (TS 24.229 §5.2.5.1). done hears when all of it is durable and the user is
+// assigned.
 func (t *table) register(reg registration, now time.Time, done func(error)) {
 	both := outcome(done)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
 	var last *binding // what the store is told last
-	for _, id := range t.idsOf(reg.aor) {
+	for _, id := range t.set(reg) {
 		b := t.byID[id]
 		if id == reg.id || b.Gone || slices.ContainsFunc(reg.granted, func(g grant) bool { return b.has(g.uri) }) {
 			continue
 		}
 		t.end(b, now)
 		last = b
+		if t.arm(b.AOR, now); b.AOR != reg.aor && !t.holds(b.AOR) {
+			t.c.users.Release(b.AOR)
+		}
 	}
 	if reg.id != 0 {
 		b := &binding{
@@ -106,11 +111,27 @@ func (t *table) register(reg registration, now time.Time, done func(error)) {
 	}
 }
 
-func (t *table) idsOf(aor string) []uint64 {
-	if p := t.users[aor]; p != nil {
-		return slices.Clone(p.ids)
+// set lists the bindings of the implicit registration set of a registration:
+// the 200 names its identities, or what was registered before does.
+func (t *table) set(reg registration) []uint64 {
+	var ids []uint64
+	if p := t.users[reg.aor]; p != nil {
+		ids = slices.Clone(p.ids)
 	}
-	return nil
+	add := func(of []identity) {
+		for _, as := range of {
+			for _, id := range t.byIdentity[as.AOR] {
+				if !slices.Contains(ids, id) {
+					ids = append(ids, id)
+				}
+			}
+		}
+	}
+	add(reg.identities)
+	for _, id := range slices.Clone(ids) {
+		add(t.byID[id].Identities)
+	}
+	return ids
 }
 
 // holds reports whether an identity has a binding that is not gone.

@@ -60,7 +60,10 @@ func (b *bench) start(g state.GroupID) {
 
 func (b *bench) phone() *Phone { return b.NewPhone("a", "192.0.2.1:5060", "alice", aliceURI) }
 
-const aliceURI = "sip:alice@ims.test"
+const (
+	aliceURI = "sip:alice@ims.test"
+	otherURI = "sip:other@ims.test"
+)
 
 // grant answers a REGISTER that reached the I-CSCF like an S-CSCF would.
 func (b *bench) grant(req *sipmsg.Message, contacts ...string) {
@@ -69,7 +72,11 @@ func (b *bench) grant(req *sipmsg.Message, contacts ...string) {
 		resp.Add(sipmsg.Contact, c)
 	}
 	resp.Add(sipmsg.ServiceRoute, b.Route(token.Token{Mode: token.Orig, Group: b.s.Group}))
-	resp.Add(sipmsg.PAssociatedURI, "<"+aliceURI+">, <tel:+4930111>")
+	set := "<" + aliceURI + ">, <tel:+4930111>"
+	if to, _ := req.To(); to.URI == otherURI {
+		set = "<" + otherURI + ">"
+	}
+	resp.Add(sipmsg.PAssociatedURI, set)
 	resp.Add(sipmsg.PChargingFunctionAddresses, "ccf=192.0.2.200")
 	b.i.Send(b.e, resp)
 }
@@ -242,7 +249,7 @@ func TestRegister(t *testing.T) {
 	run(t, "a flow that users share is let go with the last of them", func(t *testing.T, b *bench) {
 		p := b.phone()
 		b.register(p)
-		p.AOR = "sip:other@ims.test"
+		p.AOR = otherURI
 		b.register(p)
 		p.Send(p.RegisterRequest("Expires: 0"))
 		b.grant(b.i.Next())

@@ -258,3 +258,30 @@ func TestTimerC(t *testing.T) {
 		})
 	}
 }
+
+func TestCancelledBranchWhosePeerIsGoneEndsAsCancelled(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(far)
+		w.receive(alice, call{}.String())
+		w.receive(alice, call{method: "CANCEL"}.String())
+		w.do(func() { w.layer.Unreachable(far) })
+		w.last(alice, "487 INVITE")
+		w.ack(alice, "487 INVITE")
+	})
+}
+
+func TestARepeatedCancelIsAnsweredAlike(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(bob)
+		w.receive(alice, call{}.String())
+		w.answer(bob, "INVITE", 180)
+		w.receive(alice, call{method: "CANCEL"}.String())
+		w.answer(bob, "CANCEL", 200)
+		w.answer(bob, "INVITE", 487)
+		w.ack(alice, "487 INVITE")
+		w.sleep(31 * time.Second) // the client repeats until Timer F
+		w.trace = nil
+		w.receive(alice, call{method: "CANCEL"}.String())
+		w.expect(`31.0 > alice 200 CANCEL`)
+	})
+}

@@ -95,7 +95,7 @@ func (r *Request) refused(b *branch, m *sipmsg.Message) {
 // failed takes the end of a branch that had no final response.
 func (r *Request) failed(b *branch, status int) {
 	r.end(b)
-	if r.cancelled && status == 408 {
+	if r.cancelled { // that is what ended the branch, whatever else did
 		status = 487
 	}
 	if !r.decided && !r.Finished() && b.forward.Failed != nil {

@@ -104,8 +104,8 @@ type Forward struct {
 	// INVITE. It may edit m in place. nil means Pass.
 	Response func(r *Request, t *Target, m *sipmsg.Message) Verdict
 	// Failed hears that a branch ended without a final response while the
-	// request was still open: 408 by a timer (487 if upstream had cancelled),
-	// 503 if its peer is unreachable. It may Reply; otherwise the status
+	// request was still open: 408 by a timer, 503 if its peer is unreachable,
+	// 487 if upstream had cancelled before. It may Reply; otherwise the status
 	// counts as the branch's response. nil is allowed.
 	Failed func(r *Request, t *Target, status int)
 }
