@@ -56,7 +56,7 @@ func newCluster(t testing.TB) *cluster {
 			cmds = append(cmds, state.Command{PutWorker: &state.Worker{ID: string(k[:1]) + "-" + name, Kind: k, Node: name}})
 		}
 	}
-	for _, name := range []string{"alice", "dora"} {
+	for _, name := range []string{"alice", "dora", "erin"} {
 		cmds = append(cmds, state.Command{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{{
 			IMPI: name + "@ims.test", Realm: "ims.test", Identities: []state.Identity{{URI: "sip:" + name + "@ims.test"}},
 		}}}})
