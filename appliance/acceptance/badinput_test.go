@@ -95,6 +95,9 @@ func TestBadRequestsGetTheRightAnswer(t *testing.T) {
 		{name: "a forged token", method: "MESSAGE", uri: peer, change: insert("Route: " + forge(serviceRoute)), want: 0},
 		{name: "a forged token at the S-CSCF", method: "MESSAGE", uri: peer, change: insert("Route: " + forge(serviceRoute)), entry: entryS, want: 0},
 		{name: "a forged token at the I-CSCF", method: "MESSAGE", uri: peer, change: insert("Route: " + forge(serviceRoute)), entry: entryI, want: 0},
+		{name: "a stranger who goes to the I-CSCF", method: "MESSAGE", uri: peer, entry: entryI, want: 403},
+		{name: "a stranger who goes to the S-CSCF", method: "MESSAGE", uri: peer, entry: entryS, change: insert("Route: " + serviceRoute), want: 403},
+		{name: "an emergency call of a stranger", method: "INVITE", uri: "urn:service:sos", want: 380},
 		{name: "a forged token in the Request-URI", method: "MESSAGE", uri: strings.Trim(forge(serviceRoute), "<>"), want: 403},
 
 		{name: "an unknown method between phones", method: "FROBNICATE", uri: peer, change: insert(route), registered: true, want: 405},
