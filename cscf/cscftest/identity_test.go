@@ -117,6 +117,32 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%d overwritten", n)
 		}
 	})
+	run(t, "nobody takes the identity of another user of the same P-CSCF", func(t *testing.T, c *ims) {
+		alice, bob, carol := c.alice(), c.bob(), c.carol()
+		registered(alice, bob, carol)
+		if n := len(c.p[0].Users()); n != 2 {
+			t.Fatalf("%d users at the P-CSCF of both", n)
+		}
+		for _, uri := range []string{
+			"sip:carol@ims.test", "SIP:carol@IMS.TEST", "sips:carol@ims.test", "sip:%63arol@ims.test", "sip:carol@ims.test.", "sip:carol@ims.test:5060",
+			"sip:carol:secret@ims.test", "sip:carol@ims.test;user=phone", "sip:carol@ims.test;transport=tcp?x=y",
+		} {
+			for _, headers := range [][]string{
+				{"From: <" + uri + ">;tag=1"},
+				{"P-Preferred-Identity: <" + uri + ">"},
+				{"P-Preferred-Identity: <" + uri + ">, <" + uri + ">, <tel:+4930111>"},
+				{"p-preferred-identity: \"Alice\" <" + uri + ">", "P-Preferred-Identity: <" + uri + ">"},
+				{"P-Asserted-Identity: <" + uri + ">", "From: \"sip:alice@ims.test\" <" + uri + ">;tag=1"},
+			} {
+				alice.Call("MESSAGE", "sip:bob@ims.test", headers...)
+				got := bob.Expect(0, "MESSAGE")
+				want(t, got, sipmsg.PAssertedIdentity, "<sip:alice@ims.test>", "<tel:+4930111>")
+				want(t, got, sipmsg.PPreferredIdentity)
+				bob.Answer(got, 200)
+				alice.Expect(200, "MESSAGE")
+			}
+		}
+	})
 	run(t, "users who share a flow are told apart", func(t *testing.T, c *ims) {
 		alice := c.alice()
 		registered(alice)
@@ -148,8 +174,24 @@ func TestIdentity(t *testing.T) {
 		bye.Set(sipmsg.ViaHeader, "SIP/2.0/UDP 192.0.2.66:5060;branch=z9hG4bKevil")
 		stranger.Send(bye)
 		stranger.Expect(403, "BYE")
+		// The token of a phone that is no more is of use to nobody without a
+		// registration.
+		bye.Set(sipmsg.ViaHeader, "SIP/2.0/UDP 192.0.2.66:5060;branch=z9hG4bKevil2")
+		routes := values(bye, sipmsg.Route)
+		routes[0] = c.Route(token.Token{Mode: token.Binding, Group: 1, Binding: 99})
+		bye.Set(sipmsg.Route, strings.Join(routes, ", "))
+		stranger.Send(bye)
+		stranger.Expect(403, "BYE")
+		claims := alice.InDialog("UPDATE", invite, ok, "P-Asserted-Identity: <sip:carol@ims.test>", "P-Preferred-Identity: <sip:carol@ims.test>", "P-Served-User: <sip:carol@ims.test>")
+		alice.Send(claims)
+		got := bob.Expect(0, "UPDATE")
+		for _, h := range []sipmsg.Header{sipmsg.PAssertedIdentity, sipmsg.PPreferredIdentity, sipmsg.PServedUser} {
+			want(t, got, h)
+		}
+		bob.Answer(got, 200)
+		alice.Expect(200, "UPDATE")
 		skipping := alice.InDialog("BYE", invite, ok)
-		routes := values(skipping, sipmsg.Route)
+		routes = values(skipping, sipmsg.Route)
 		skipping.Set(sipmsg.Route, routes[0]+", "+routes[3]) // straight to bob's P-CSCF
 		alice.Send(skipping)
 		alice.Expect(403, "BYE")

@@ -136,10 +136,11 @@ func TestRegister(t *testing.T) {
 		p := b.phone()
 		m := p.RegisterRequest(
 			"Security-Client: ipsec-3gpp;alg=x", "security-verify: y", "Require: sec-agree, gruu", "Proxy-Require: sec-agree",
-			"Route: <sip:192.0.2.66;lr>", "Path: <sip:192.0.2.66;lr>", "P-Visited-Network-ID: evil", "P-Charging-Vector: icid-value=1",
+			"Path: <sip:192.0.2.66;lr>", "P-Visited-Network-ID: evil", "P-Charging-Vector: icid-value=1",
 			"P-Asserted-Identity: <sip:bob@ims.test>", "P-Access-Network-Info: IEEE-802.11;network-provided",
 			`Authorization: Digest username="alice", realm="ims.test", nonce="", Integrity-Protected="tls-yes", uri="sip:ims.test", response=""`,
 		)
+		m.Add(sipmsg.Route, "<sip:127.0.0.1;lr>, <sip:192.0.2.66;lr>")
 		m.Add(sipmsg.Authorization, `Digest username="a,b", integrity-protected=yes , realm="other"`)
 		p.Send(m)
 		got := b.i.Next()

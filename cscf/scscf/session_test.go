@@ -41,6 +41,7 @@ func TestWhoMaySend(t *testing.T) {
 			{"dialog without To tag", "p", token.Dialog, "MESSAGE", []string{from}, 403},
 			{"dialog from an I-CSCF", "i", token.Dialog, "BYE", []string{"To: <sip:x@x>;tag=1"}, 403},
 			{"a token of the wrong kind", "p", token.Binding, "MESSAGE", []string{from}, 403},
+			{"a token of another group", "p", token.Orig, "MESSAGE", []string{from, "Route: " + b.Route(token.Token{Mode: token.Orig, Group: b.i.Group})}, 403},
 			{"no Route", "p", token.Orig, "MESSAGE", []string{from, "Route: <sip:127.0.0.1:6060;lr>"}, 403},
 			{"originating without identity", "p", token.Orig, "MESSAGE", nil, 403},
 			{"originating by nobody", "p", token.Orig, "MESSAGE", []string{"P-Asserted-Identity: <sip:nobody@ims.test>"}, 403},
