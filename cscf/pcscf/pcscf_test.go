@@ -375,6 +375,27 @@ func TestTowardsThePhone(t *testing.T) {
 		}
 		p.Silent()
 	})
+	run(t, "a phone whose registration ended is reached inside its dialogs only", func(t *testing.T, b *bench) {
+		p := b.phone()
+		path := b.path(p)
+		b.s.Send(b.e, b.toPhone("INVITE", path))
+		p.Answer(p.Expect(0, "INVITE"), 200)
+		p.Send(p.RegisterRequest("Expires: 0"))
+		b.grant(b.i.Next())
+		p.Expect(200, "REGISTER")
+		for b.s.Pending() > 0 {
+			b.s.Next()
+		}
+		b.s.Send(b.e, b.toPhone("MESSAGE", path))
+		if s := b.s.Next().Status(); s != 480 {
+			t.Errorf("a new request: %d", s)
+		}
+		b.s.Send(b.e, b.toPhone("BYE", path, "To: <"+aliceURI+">;tag=x"))
+		p.Answer(p.Expect(0, "BYE"), 200)
+		if s := b.s.Next().Status(); s != 200 {
+			t.Errorf("a request inside the dialog: %d", s)
+		}
+	})
 	run(t, "a flow nobody registered does not lead to a phone's dialogs", func(t *testing.T, b *bench) {
 		p := b.phone()
 		path := b.path(p)
