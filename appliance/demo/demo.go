@@ -299,8 +299,10 @@ func kept(w io.Writer, c *localcluster.Cluster, dir, password string) {
 	}
 	n := c.Nodes[0]
 	binary := c.Spec.Binary
-	if rel, err := filepath.Rel(".", binary); err == nil && !strings.HasPrefix(rel, "..") {
-		binary = "./" + rel
+	if here, err := os.Getwd(); err == nil {
+		if rel, err := filepath.Rel(here, binary); err == nil && filepath.IsLocal(rel) {
+			binary = rel
+		}
 	}
 	fmt.Fprintf(w, `
 The cluster goes on running in %[1]s.
