@@ -301,7 +301,7 @@ func kept(w io.Writer, c *localcluster.Cluster, dir, password string) {
 	binary := c.Spec.Binary
 	if here, err := os.Getwd(); err == nil {
 		if rel, err := filepath.Rel(here, binary); err == nil && filepath.IsLocal(rel) {
-			binary = rel
+			binary = "./" + rel
 		}
 	}
 	fmt.Fprintf(w, `
