@@ -213,3 +213,24 @@ func (t *Table) done(name string, u *user, cmd state.Command, r state.Result, er
 		done(0, err)
 	}
 }
+
+// Both joins the two promises that a 200 to REGISTER waits for, that the
+// registration is durable and that the user is assigned: each calls the
+// function returned once, with its error or nil, and done then gets the first
+// error, when both are kept or broken.
+func Both(done func(error)) func(error) {
+	var mu sync.Mutex
+	left, first := 2, error(nil)
+	return func(err error) {
+		mu.Lock()
+		if first == nil {
+			first = err
+		}
+		left--
+		last := left == 0
+		mu.Unlock()
+		if last {
+			done(first)
+		}
+	}
+}

@@ -244,3 +244,22 @@ func TestAFailedReleaseIsRepeated(t *testing.T) {
 		}
 	})
 }
+
+func TestBothWaitsForTwoAndGivesTheFirstError(t *testing.T) {
+	first, second := errors.New("first"), errors.New("second")
+	for _, tt := range []struct{ a, b, want error }{
+		{nil, nil, nil}, {first, nil, first}, {nil, second, second}, {first, second, first},
+	} {
+		calls := 0
+		var got error
+		both := Both(func(err error) { calls, got = calls+1, err })
+		both(tt.a)
+		if calls != 0 {
+			t.Errorf("%v: done after one promise", tt)
+		}
+		both(tt.b)
+		if calls != 1 || got != tt.want {
+			t.Errorf("%v: done %d times with %v", tt, calls, got)
+		}
+	}
+}

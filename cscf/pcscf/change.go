@@ -3,10 +3,10 @@ package pcscf
 import (
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/assignment"
 	"bellwether/cscf/sipmsg"
 	"bellwether/ha"
 )
@@ -32,31 +32,12 @@ type grant struct {
 	expires time.Time
 }
 
-// outcome joins the two promises that a 200 to REGISTER waits for: the first
-// error, once both are kept or broken.
-func outcome(done func(error)) func(error) {
-	var mu sync.Mutex
-	left, first := 2, error(nil)
-	return func(err error) {
-		mu.Lock()
-		if first == nil {
-			first = err
-		}
-		left--
-		last := left == 0
-		mu.Unlock()
-		if last {
-			done(first)
-		}
-	}
-}
-
 // register brings the bindings of an identity, and of those registered together
 // with it, in line with a registration: its contacts are those of the whole set
 // (TS 24.229 §5.2.5.1). done hears when all of it is durable and the user is
 // assigned.
 func (t *table) register(reg registration, now time.Time, done func(error)) {
-	both := outcome(done)
+	both := assignment.Both(done)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 

@@ -10,6 +10,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/assignment"
 	"bellwether/cscf/digest"
 	"bellwether/cscf/hss"
 	"bellwether/ha"
@@ -100,7 +101,7 @@ func (g *registrar) update(p hss.Profile, now time.Time, change func(old []conta
 	g.index(u)
 	g.arm(u, now)
 
-	both := outcome(done)
+	both := assignment.Both(done)
 	g.persist(u, both)
 	if len(next) == 0 {
 		g.c.assigned.Release(u.IMPI)
@@ -114,25 +115,6 @@ func (g *registrar) update(p hss.Profile, now time.Time, change func(old []conta
 		both(err)
 	})
 	return nil
-}
-
-// outcome joins the two promises that a 200 to REGISTER waits for: the first
-// error, once both are kept or broken.
-func outcome(done func(error)) func(error) {
-	var mu sync.Mutex
-	left, first := 2, error(nil)
-	return func(err error) {
-		mu.Lock()
-		if first == nil {
-			first = err
-		}
-		left--
-		last := left == 0
-		mu.Unlock()
-		if last {
-			done(first)
-		}
-	}
 }
 
 // profile gives a user a profile, with mu held.
