@@ -20,6 +20,7 @@ type change struct {
 	assignments table[GroupID]
 	subscribers table[Subscriber]
 	identities  table[string]
+	bans        table[Ban]
 	recent      table[Result]
 }
 
@@ -27,7 +28,7 @@ func (s *State) change() *change {
 	return &change{
 		s: *s, settings: open(s.settings), nodes: open(s.nodes), workers: open(s.workers),
 		groups: open(s.groups), assignments: open(s.assignments), subscribers: open(s.subscribers),
-		identities: open(s.identities), recent: open(s.recent),
+		identities: open(s.identities), bans: open(s.bans), recent: open(s.recent),
 	}
 }
 
@@ -60,7 +61,7 @@ func (c *change) commit() *State {
 	s.settings, s.nodes, s.workers = c.settings.txn.Commit(), c.nodes.txn.Commit(), c.workers.txn.Commit()
 	s.groups, s.assignments = c.groups.txn.Commit(), c.assignments.txn.Commit()
 	s.subscribers, s.identities = c.subscribers.txn.Commit(), c.identities.txn.Commit()
-	s.recent = c.recent.txn.Commit()
+	s.bans, s.recent = c.bans.txn.Commit(), c.recent.txn.Commit()
 	return &s
 }
 
@@ -127,6 +128,10 @@ func (c *change) run(cmd *Command) Result {
 		r = c.removeSubscriber(cmd.RemoveSubscriber.IMPI)
 	case cmd.Set != nil:
 		r = c.set(cmd.Set)
+	case cmd.PutBan != nil:
+		r = c.putBan(*cmd.PutBan)
+	case cmd.RemoveBan != nil:
+		r = c.removeBan(cmd.RemoveBan.Prefix)
 	}
 	r.Index = c.s.index
 	return r

@@ -45,6 +45,10 @@ func (b *builder) add(raw []byte) error {
 		err = b.group(*r.Group)
 	case r.Subscriber != nil:
 		err = b.subscriber(*r.Subscriber)
+	case r.Ban != nil:
+		if err = r.Ban.validate(); err == nil {
+			b.c.bans.put(banKey(r.Ban.Prefix), *r.Ban)
+		}
 	case r.Assignments != nil:
 		err = b.assignments(r.Assignments)
 	case r.Requests != nil:

@@ -32,6 +32,8 @@ const (
 	maxWorkers     = 8192
 	maxStored      = 4 << 20 // subscribers
 	maxAssignments = 8 << 20
+	maxBans        = 4096
+	maxReason      = 200
 	secretSize     = 32
 )
 
@@ -49,6 +51,8 @@ type Command struct {
 	PutSubscribers   *PutSubscribers   `cbor:"subs,omitempty"`
 	RemoveSubscriber *RemoveSubscriber `cbor:"rmsub,omitempty"`
 	Set              *Set              `cbor:"set,omitempty"`
+	PutBan           *Ban              `cbor:"ban,omitempty"`
+	RemoveBan        *RemoveBan        `cbor:"rmban,omitempty"`
 }
 
 // Init gives the cluster its identity, once.
@@ -164,7 +168,7 @@ func (c *Command) op() string {
 		{"init", c.Init != nil}, {"put node", c.PutNode != nil}, {"put worker", c.PutWorker != nil},
 		{"remove worker", c.RemoveWorker != nil}, {"assign", c.Assign != nil}, {"unassign", c.Unassign != nil},
 		{"put subscribers", c.PutSubscribers != nil}, {"remove subscriber", c.RemoveSubscriber != nil},
-		{"set", c.Set != nil},
+		{"set", c.Set != nil}, {"put ban", c.PutBan != nil}, {"remove ban", c.RemoveBan != nil},
 	} {
 		if o.set {
 			name, n = o.name, n+1
@@ -219,6 +223,10 @@ func (c *Command) Validate() error {
 		return c.PutSubscribers.validate()
 	case c.RemoveSubscriber != nil:
 		return checkText("IMPI", c.RemoveSubscriber.IMPI, maxName)
+	case c.PutBan != nil:
+		return c.PutBan.validate()
+	case c.RemoveBan != nil:
+		return checkPrefix(c.RemoveBan.Prefix)
 	default:
 		return c.Set.validate()
 	}

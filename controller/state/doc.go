@@ -1,5 +1,5 @@
 // Package state is the cluster's replicated state: nodes, workers, groups,
-// assignments of users to groups, subscribers and settings.
+// assignments of users to groups, subscribers, bans of addresses and settings.
 //
 // A [State] is an immutable value. [State.Apply] makes the next one from a
 // batch of commands, and is deterministic: equal states and equal batches give

@@ -77,6 +77,7 @@ func FuzzApply(f *testing.F) {
 		{put(subscriber("x@d", "sip:x@d")), {RemoveSubscriber: &state.RemoveSubscriber{IMPI: "bob@d"}}},
 		{{Set: &state.Set{Name: "a", Value: "b"}, RequestID: "r"}, {RemoveWorker: &state.RemoveWorker{ID: "s2"}}},
 		{{Init: &state.Init{ClusterID: "c", Name: "n", Secret: make([]byte, 32)}}},
+		{ban("192.0.2.0/24", 1, 9), ban("2001:db8::/48", 10, 0), unban("192.0.2.0/24")},
 	} {
 		b, err := state.EncodeBatch(cmds)
 		if err != nil {

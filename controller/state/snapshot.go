@@ -30,6 +30,7 @@ type record struct {
 	Worker      *Worker       `cbor:"worker,omitempty"`
 	Group       *Group        `cbor:"group,omitempty"`
 	Subscriber  *Subscriber   `cbor:"sub,omitempty"`
+	Ban         *Ban          `cbor:"ban,omitempty"`
 	Assignments *assignments  `cbor:"asg,omitempty"`
 	Requests    *requestTable `cbor:"req,omitempty"`
 	End         *end          `cbor:"end,omitempty"`
@@ -93,6 +94,9 @@ func (s *State) records() iter.Seq[record] {
 			if ok = ok && emit(record{Subscriber: &v}); !ok {
 				return
 			}
+		}
+		for v := range s.Bans() {
+			ok = ok && emit(record{Ban: &v})
 		}
 		for _, k := range Kinds {
 			pending := make([]assignment, 0, perRecord)

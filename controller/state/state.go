@@ -27,6 +27,7 @@ type State struct {
 	assignments *iradix.Tree[GroupID]
 	subscribers *iradix.Tree[Subscriber]
 	identities  *iradix.Tree[string] // AOR to IMPI
+	bans        *iradix.Tree[Ban]    // by banKey
 
 	// Results of recent requests, in two generations: when recent is full it
 	// becomes older, so at least the last maxRequests are remembered.
@@ -38,7 +39,7 @@ func New() *State {
 	return &State{
 		settings: iradix.New[string](), nodes: iradix.New[Node](), workers: iradix.New[Worker](),
 		groups: iradix.New[Group](), assignments: iradix.New[GroupID](),
-		subscribers: iradix.New[Subscriber](), identities: iradix.New[string](),
+		subscribers: iradix.New[Subscriber](), identities: iradix.New[string](), bans: iradix.New[Ban](),
 		recent: iradix.New[Result](), older: iradix.New[Result](),
 	}
 }
