@@ -9,6 +9,7 @@ import (
 // and the others TCP, but an entry point takes both transports of its port.
 func (r *reader) clashes(c *Config) {
 	sip := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(c.SIP.Address, port) }
+	sip6 := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(c.SIP.Address6, port) }
 	wants := []struct {
 		key string
 		at  netip.AddrPort
@@ -17,9 +18,13 @@ func (r *reader) clashes(c *Config) {
 		{"sip.p_cscf", sip(c.SIP.PCSCF)},
 		{"sip.i_cscf", sip(c.SIP.ICSCF)},
 		{"sip.s_cscf", sip(c.SIP.SCSCF)},
+		{"sip.p_cscf", sip6(c.SIP.PCSCF)},
+		{"sip.i_cscf", sip6(c.SIP.ICSCF)},
+		{"sip.s_cscf", sip6(c.SIP.SCSCF)},
 		{"metrics.listen", c.Metrics.Listen},
 	}
 	first := map[netip.AddrPort]string{}
+	told := map[string]bool{}
 	for _, w := range wants {
 		if !w.at.IsValid() {
 			continue
@@ -28,6 +33,11 @@ func (r *reader) clashes(c *Config) {
 		if !taken {
 			first[w.at] = w.key
 			continue
+		}
+		if pair := other + " " + w.key; told[pair] {
+			continue // the same two ports at the second address
+		} else {
+			told[pair] = true
 		}
 		// The later line is the one to change; a default has no line.
 		r.problem(max(r.lines[w.key], r.lines[other]), fmt.Sprintf("%s and %s both want %s", other, w.key, w.at), "write a different port for one of them")

@@ -82,11 +82,14 @@ type Controller struct {
 // SIP is what the node shows to phones and to other SIP networks.
 type SIP struct {
 	Domain  string     // home network domain, lower case
-	Address netip.Addr // service address of this node's groups
-	PCSCF   uint16     // entry ports
-	ICSCF   uint16
-	SCSCF   uint16
-	T1      time.Duration // RFC 3261 §17.1.1.1
+	Address netip.Addr // service address of this node's groups, IPv4 or IPv6
+	// Second service address, IPv6, where Address is IPv4; the zero value if
+	// there is none.
+	Address6 netip.Addr
+	PCSCF    uint16 // entry ports
+	ICSCF    uint16
+	SCSCF    uint16
+	T1       time.Duration // RFC 3261 §17.1.1.1
 	// Registration intervals that the S-CSCF grants.
 	MinExpires     time.Duration
 	MaxExpires     time.Duration

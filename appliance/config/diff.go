@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -24,6 +25,14 @@ func Diff(old, new *Config) []Change {
 		}
 	}
 	return changes
+}
+
+// written is an address as the file has it, "" where it has none.
+func written(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
 }
 
 type value struct {
@@ -51,6 +60,7 @@ func values(c *Config) []value {
 		fixed("cluster.controllers", strings.Join(controllers, " ")),
 		fixed("sip.domain", c.SIP.Domain),
 		fixed("sip.address", c.SIP.Address),
+		fixed("sip.address6", written(c.SIP.Address6)),
 		fixed("sip.p_cscf", c.SIP.PCSCF),
 		fixed("sip.i_cscf", c.SIP.ICSCF),
 		fixed("sip.s_cscf", c.SIP.SCSCF),

@@ -160,7 +160,8 @@ func (r *reader) sip(n *yaml.Node, c *Config) {
 	}
 	seen := r.mapping(n, "sip", fields{
 		"domain":          parsed(r, "sip.domain", &s.Domain, "write the home domain, such as ims.example.org", domain),
-		"address":         parsed(r, "sip.address", &s.Address, "write this node's own IPv4 address, such as 10.0.0.1", serviceAddress),
+		"address":         parsed(r, "sip.address", &s.Address, "write this node's own IP address, such as 10.0.0.1", serviceAddress),
+		"address6":        parsed(r, "sip.address6", &s.Address6, "write this node's own IPv6 address, such as 2001:db8::1, or leave it out", serviceAddress),
 		"p_cscf":          entry("sip.p_cscf", &s.PCSCF),
 		"i_cscf":          entry("sip.i_cscf", &s.ICSCF),
 		"s_cscf":          entry("sip.s_cscf", &s.SCSCF),
@@ -176,7 +177,15 @@ func (r *reader) sip(n *yaml.Node, c *Config) {
 		r.problem(n.Line, "sip.domain is missing", "write the home domain, such as ims.example.org")
 	}
 	if seen["address"] == nil {
-		r.problem(n.Line, "sip.address is missing", "write this node's own IPv4 address, such as 10.0.0.1")
+		r.problem(n.Line, "sip.address is missing", "write this node's own IP address, such as 10.0.0.1")
+	}
+	if s.Address6.IsValid() && s.Address.IsValid() {
+		switch {
+		case !s.Address6.Is6():
+			r.problem(r.lines["sip.address6"], fmt.Sprintf("sip.address6 %s is not an IPv6 address", s.Address6), "write an IPv4 address at sip.address")
+		case s.Address.Is6():
+			r.problem(r.lines["sip.address6"], "sip.address is an IPv6 address already", "write the node's IPv4 address at sip.address, or leave sip.address6 out")
+		}
 	}
 	if s.MinExpires > s.DefaultExpires || s.DefaultExpires > s.MaxExpires {
 		r.problem(n.Line, fmt.Sprintf("registration intervals are out of order: min_expires %.0f, default_expires %.0f, max_expires %.0f",

@@ -294,12 +294,16 @@ func serviceAddress(s string) (netip.Addr, error) {
 	switch {
 	case err != nil:
 		return a, errors.New("is not an IP address")
+	case a.Zone() != "":
+		return a, errors.New("has a zone, which no SIP message can carry")
+	}
+	switch a = a.Unmap(); {
 	case a.IsUnspecified():
 		return a, errors.New("means every address, and phones need this one")
 	case a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return a, errors.New("is not the address of one machine")
-	case !a.Is4():
-		return a, errors.New("is not an IPv4 address")
+	case a.Is6() && a.IsLinkLocalUnicast():
+		return a, errors.New("is a link-local address, which is good for one link only")
 	}
 	return a, nil
 }

@@ -34,6 +34,7 @@ const (
 
 	StateUpdate = "state" // front to worker, notification: UpdateMsg
 	Loads       = "loads" // front to worker, notification: LoadsMsg
+	FlowGone    = "gone"  // front to worker, notification: FlowGoneMsg
 
 	User  = "user"  // front to worker, call: UserMsg, UserReply
 	Calls = "calls" // front to worker, call: empty, CallsReply
@@ -109,6 +110,14 @@ type LoadMsg struct {
 type LoadsMsg struct {
 	Loads  map[uint32]float64 `cbor:"1,keyasint"` // of the I-CSCFs whose worker processes are linked to the front
 	Leader bool               `cbor:"2,keyasint"` // the front knows who leads the controllers
+}
+
+// FlowGoneMsg tells that nothing can be sent over a flow of the front any more:
+// its connection ended, or none could be opened. It goes to the process that
+// serves the group the flow was bound to, and to the one that sent a request
+// over it in vain; Flow is as that process gave it.
+type FlowGoneMsg struct {
+	Flow sipmsg.Flow `cbor:"1,keyasint"`
 }
 
 // ReserveMsg asks for a soft reservation of a worker of a kind for a user.

@@ -379,7 +379,7 @@ func (p *Process) unknown(st *state.State) []state.Command {
 // NodeOf is a node as its configuration describes it.
 func NodeOf(cfg *config.Config, version string) state.Node {
 	n := state.Node{
-		Name: cfg.Node.Name, ClusterAddr: cfg.Cluster.Address.String(), Service: cfg.SIP.Address,
+		Name: cfg.Node.Name, ClusterAddr: cfg.Cluster.Address.String(), Service: cfg.SIP.Address, Service6: cfg.SIP.Address6,
 		P: cfg.SIP.PCSCF, I: cfg.SIP.ICSCF, S: cfg.SIP.SCSCF, Version: version, Domain: cfg.SIP.Domain,
 	}
 	for _, c := range cfg.Cluster.Controllers {

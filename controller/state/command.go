@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -257,8 +258,11 @@ func (n *Node) validate() error {
 			return invalid("node %s: cluster address %q is not host:port", n.Name, n.ClusterAddr)
 		}
 	}
-	if !n.Service.IsValid() || n.Service.Zone() != "" || n.Service.IsUnspecified() || n.Service.IsMulticast() {
+	if !plain(n.Service) {
 		return invalid("node %s: service address %q is not a plain unicast IP address", n.Name, n.Service)
+	}
+	if n.Service6.IsValid() && (!plain(n.Service6) || !n.Service6.Is6() || !n.Service.Is4()) {
+		return invalid("node %s: second service address %q is not an IPv6 address beside an IPv4 one", n.Name, n.Service6)
 	}
 	if n.Domain != "" {
 		if err := checkText("SIP domain", n.Domain, maxName); err != nil {
@@ -269,6 +273,11 @@ func (n *Node) validate() error {
 		return checkText("version", n.Version, maxName)
 	}
 	return nil
+}
+
+// plain reports whether messages can show an address as that of one machine.
+func plain(a netip.Addr) bool {
+	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }
 
 func (w *Worker) validate() error {

@@ -153,21 +153,37 @@ func (s *State) SubscribersAfter(impi string) iter.Seq[Subscriber] {
 func (s *State) SubscriberCount() int { return s.subscribers.Len() }
 
 // ServiceAddr is the public address of a group: its home node's service
-// address and the entry port of the group's kind.
+// address and the entry port of the group's kind. Where the node has two, it is
+// the first.
 func (s *State) ServiceAddr(g GroupID) (netip.AddrPort, bool) {
+	n, port, ok := s.home(g)
+	return netip.AddrPortFrom(n.Service, port), ok
+}
+
+// ServiceAddrFor is the public address of a group that a remote host can
+// reach: the one of its address family if the home node has one, else the first.
+func (s *State) ServiceAddrFor(g GroupID, remote netip.Addr) (netip.AddrPort, bool) {
+	n, port, ok := s.home(g)
+	addr := n.Service
+	if remote.Unmap().Is6() && n.Service6.IsValid() {
+		addr = n.Service6
+	}
+	return netip.AddrPortFrom(addr, port), ok
+}
+
+// home is the home node of a group and its entry port for the group's kind.
+func (s *State) home(g GroupID) (Node, uint16, bool) {
 	group, ok := s.Group(g)
 	if !ok {
-		return netip.AddrPort{}, false
+		return Node{}, 0, false
 	}
 	w, ok := s.Worker(group.Home)
 	if !ok {
-		return netip.AddrPort{}, false
+		return Node{}, 0, false
 	}
 	n, ok := s.Node(w.Node)
-	if !ok || n.Port(group.Kind) == 0 {
-		return netip.AddrPort{}, false
-	}
-	return netip.AddrPortFrom(n.Service, n.Port(group.Kind)), true
+	port := n.Port(group.Kind)
+	return n, port, ok && port != 0
 }
 
 // MinUser returns the group of kind k with the fewest users, ties by the

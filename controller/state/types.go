@@ -35,11 +35,12 @@ type GroupID = uint32
 // Node is one machine of the cluster.
 type Node struct {
 	Name        string     `cbor:"n" json:"name"`
-	ClusterAddr string     `cbor:"c" json:"cluster_addr"` // host:port of the mesh
-	Service     netip.Addr `cbor:"s" json:"service"`      // public address of the node's groups
-	P           uint16     `cbor:"p" json:"p"`            // entry port of the P-CSCF
-	I           uint16     `cbor:"i" json:"i"`            // of the I-CSCF
-	S           uint16     `cbor:"sc" json:"s"`           // of the S-CSCF
+	ClusterAddr string     `cbor:"c" json:"cluster_addr"`                 // host:port of the mesh
+	Service     netip.Addr `cbor:"s" json:"service"`                      // public address of the node's groups, IPv4 or IPv6
+	Service6    netip.Addr `cbor:"s6,omitempty" json:"service6,omitzero"` // second one, IPv6; Service is IPv4 then
+	P           uint16     `cbor:"p" json:"p"`                            // entry port of the P-CSCF
+	I           uint16     `cbor:"i" json:"i"`                            // of the I-CSCF
+	S           uint16     `cbor:"sc" json:"s"`                           // of the S-CSCF
 	Controller  bool       `cbor:"m" json:"controller"`
 	Version     string     `cbor:"v" json:"version"`
 	Domain      string     `cbor:"d,omitempty" json:"domain,omitempty"` // home network domain, one for the whole cluster
