@@ -31,12 +31,13 @@ func (p *Process) start(st *state.State, g state.Group) (*engine, error) {
 		return nil, err
 	}
 	p.tables.sealer.Store(sealer)
+	at := p.serviceAddr(g.ID, addr)
 	e := &engine{
 		p: p, group: g, workerID: g.Serving, entry: entryOf(g.Kind),
 		layers: make([]*transaction.Layer, eventrouter.Shards), pending: make([]int, eventrouter.Shards),
 		flows: map[sipmsg.Flow]time.Time{},
 		layerCfg: transaction.Config{
-			T1: p.cfg.SIP.T1, SentBy: addr.String(), Max: maxPerShard,
+			T1: p.cfg.SIP.T1, SentBy: func(to transaction.Peer) string { return at(to.Flow.Remote.Addr()).String() }, Max: maxPerShard,
 			Token:  sealer.Seal(token.Token{Mode: token.Via, Group: g.ID}),
 			Secret: secretFor(st.Secret(), "branch"),
 		},
@@ -45,6 +46,18 @@ func (p *Process) start(st *state.State, g state.Group) (*engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// serviceAddr gives the service address of a group that a remote address
+// reaches; the first one if there is none of its family, or the state has lost
+// the group.
+func (p *Process) serviceAddr(g state.GroupID, first netip.AddrPort) func(remote netip.Addr) netip.AddrPort {
+	return func(remote netip.Addr) netip.AddrPort {
+		if addr, ok := p.State().ServiceAddr(g); ok {
+			return addr
+		}
+		return first
+	}
 }
 
 // secretFor derives a key of one use from the cluster's secret.
@@ -61,7 +74,7 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 	switch g.Kind {
 	case state.PCSCF:
 		r := pcscf.New(pcscf.Config{
-			Group: g.ID, Sealer: sealer, ServiceAddr: addr, Domain: p.cfg.SIP.Domain, Log: p.log,
+			Group: g.ID, Sealer: sealer, ServiceAddr: p.serviceAddr(g.ID, addr), Domain: p.cfg.SIP.Domain, Log: p.log,
 		}, c, p.store)
 		r.Load()
 		e.role = r

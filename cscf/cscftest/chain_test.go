@@ -72,7 +72,7 @@ func (c *ims) start(k state.Kind, i int) {
 	home := hss.NewEmbedded(c.State, Domain)
 	switch k {
 	case state.PCSCF:
-		r := pcscf.New(pcscf.Config{Group: g, Sealer: c.Sealer, ServiceAddr: c.ServiceAddr(g), Domain: Domain}, e, c.Store)
+		r := pcscf.New(pcscf.Config{Group: g, Sealer: c.Sealer, ServiceAddr: c.ServiceAddrs(g), Domain: Domain}, e, c.Store)
 		r.Load()
 		c.p[i] = r
 		e.Start(r)

@@ -218,6 +218,16 @@ func (c *Cluster) ServiceAddr(g state.GroupID) netip.AddrPort {
 	return addr
 }
 
+// ServiceAddrs is what a P-CSCF knows of its group's addresses.
+func (c *Cluster) ServiceAddrs(g state.GroupID) func(remote netip.Addr) netip.AddrPort {
+	return func(netip.Addr) netip.AddrPort { return c.ServiceAddr(g) }
+}
+
+func (c *Cluster) sentBy(g state.GroupID) func(transaction.Peer) string {
+	at := c.ServiceAddrs(g)
+	return func(to transaction.Peer) string { return at(to.Flow.Remote.Addr()).String() }
+}
+
 // Route is a Route entry with a token.
 func (c *Cluster) Route(t token.Token) string {
 	c.t.Helper()

@@ -48,7 +48,7 @@ func (c *Cluster) NewEngine(g state.GroupID) *Engine {
 	}
 	home, _ := c.State().Worker(group.Home)
 	e := &Engine{c: c, Group: g, node: home.Node, cfg: transaction.Config{
-		SentBy: c.ServiceAddr(g).String(), Secret: Secret,
+		SentBy: c.sentBy(g), Secret: Secret,
 		Token: c.Sealer.Seal(token.Token{Mode: token.Via, Group: g}),
 	}}
 	for i := range e.queues {

@@ -135,12 +135,12 @@ func FuzzRoles(f *testing.F) {
 		g := &rig{state: st, sealer: sealer, posted: make(chan func(), 4096)}
 		home := hss.NewEmbedded(g.State, Domain)
 		for _, role := range []transaction.User{
-			pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: serviceAddr(5060), Domain: Domain}, g, store),
+			pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: func(netip.Addr) netip.AddrPort { return serviceAddr(5060) }, Domain: Domain}, g, store),
 			icscf.New(icscf.Config{Group: 2, Sealer: sealer, ServiceAddr: serviceAddr(4060), Domain: Domain, HSS: home}, g),
 			scscf.New(scscf.Config{Group: 3, Sealer: sealer, ServiceAddr: serviceAddr(6060), Domain: Domain, HSS: home}, g, store),
 		} {
 			for _, from := range peers {
-				layer := transaction.New(transaction.Config{SentBy: "127.0.0.1:5060", Token: "t", Secret: Secret}, g, role)
+				layer := transaction.New(transaction.Config{SentBy: func(transaction.Peer) string { return "127.0.0.1:5060" }, Token: "t", Secret: Secret}, g, role)
 				m, err := sipmsg.Parse(raw)
 				if err != nil {
 					t.Fatal(err)
@@ -203,7 +203,7 @@ func FuzzRecords(f *testing.F) {
 		store.Put(3, "user/alice", value, never, nil)
 		store.Put(3, "call/00112233445566778899aabbccddeeff", value, never, nil)
 		g := &rig{state: st, sealer: sealer, posted: make(chan func(), 4096)}
-		p := pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: serviceAddr(5060), Domain: Domain}, g, store)
+		p := pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: func(netip.Addr) netip.AddrPort { return serviceAddr(5060) }, Domain: Domain}, g, store)
 		home := hss.NewEmbedded(g.State, Domain)
 		s := scscf.New(scscf.Config{Group: 3, Sealer: sealer, ServiceAddr: serviceAddr(6060), Domain: Domain, HSS: home}, g, store)
 		p.Load()
@@ -218,7 +218,7 @@ func FuzzRecords(f *testing.F) {
 		for role, route := range map[transaction.User]token.Token{
 			p: {Mode: token.Binding, Group: 1, Binding: 7}, s: {Mode: token.Term, Group: 3},
 		} {
-			layer := transaction.New(transaction.Config{SentBy: "127.0.0.1:5060", Token: "t", Secret: Secret}, g, role)
+			layer := transaction.New(transaction.Config{SentBy: func(transaction.Peer) string { return "127.0.0.1:5060" }, Token: "t", Secret: Secret}, g, role)
 			layer.Receive(mustParse(t, []byte("INVITE sip:alice@ims.test SIP/2.0\r\nVia: SIP/2.0/UDP x;branch=z9hG4bK1\r\nFrom: <sip:b@x>;tag=1\r\n"+
 				"To: <sip:alice@ims.test>\r\nCall-ID: 1\r\nCSeq: 1 INVITE\r\nRoute: <sip:"+sealer.Seal(route)+"@x;lr>\r\n\r\n")),
 				transaction.Peer{Group: map[token.Mode]uint32{token.Binding: 3, token.Term: 2}[route.Mode]})

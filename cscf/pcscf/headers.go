@@ -121,13 +121,17 @@ func dropIntegrity(v string) string {
 	return scheme + " " + strings.Join(keep, ", ")
 }
 
-// chargingVector makes a P-Charging-Vector with a fresh icid (TS 24.229
-// §7.2A.5, RFC 7315 §4.6). origIOI names the network that the request leaves
-// from, "" where the next network adds it.
-func (c *CSCF) chargingVector() string {
+// chargingVector makes a P-Charging-Vector with a fresh icid for a request
+// that came over a flow (TS 24.229 §7.2A.5, RFC 7315 §4.6).
+func (c *CSCF) chargingVector(flow sipmsg.Flow) string {
+	at := c.cfg.ServiceAddr(flow.Remote.Addr()).Addr()
+	host := at.String()
+	if at.Is6() {
+		host = "[" + host + "]"
+	}
 	var icid [16]byte
 	rand.Read(icid[:])
-	return "icid-value=" + hex.EncodeToString(icid[:]) + ";icid-generated-at=" + c.source + ";orig-ioi=" + c.cfg.Domain
+	return "icid-value=" + hex.EncodeToString(icid[:]) + ";icid-generated-at=" + host + ";orig-ioi=" + c.cfg.Domain
 }
 
 // cleanTowardsPhone removes what no phone may see: charging, where the other

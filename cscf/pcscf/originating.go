@@ -32,10 +32,10 @@ func (c *CSCF) fromPhone(r *transaction.Request) {
 	cleanRequestFromPhone(m)
 	m.Remove(sipmsg.PPreferredIdentity)
 	m.Add(sipmsg.PAssertedIdentity, "<"+as.URI+">")
-	m.Add(sipmsg.PChargingVector, c.chargingVector())
+	m.Add(sipmsg.PChargingVector, c.chargingVector(r.From.Flow))
 	c.enforceRoute(m, b)
 	if dialogForming(m.Method()) {
-		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
+		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID, r.From.Flow))
 		c.table.talks(b.ID)
 	}
 	c.forwardFromPhone(r, m)

@@ -43,10 +43,12 @@ import (
 
 // Config is what a P-CSCF is.
 type Config struct {
-	Group       state.GroupID
-	Sealer      *token.Sealer
-	ServiceAddr netip.AddrPort // of the group, with the port of the P entry
-	Domain      string         // home network domain
+	Group  state.GroupID
+	Sealer *token.Sealer
+	// ServiceAddr is the group's address that a remote address reaches, of its
+	// family where the group has one, with the port of the P entry.
+	ServiceAddr func(remote netip.Addr) netip.AddrPort
+	Domain      string // home network domain
 	// DialogLinger is how long the flow of a phone that had dialogs is kept
 	// after its registration ended, so that its calls go on; 0 means 2 h.
 	DialogLinger time.Duration
@@ -74,14 +76,12 @@ type Core interface {
 
 // CSCF is the P-CSCF of one group. It is safe for use by many shards.
 type CSCF struct {
-	cfg    Config
-	core   Core
-	store  ha.Store
-	log    *slog.Logger
-	users  *assignment.Table
-	table  *table
-	path   string // URI of ours without its token: "@host:port;lr"
-	source string // ServiceAddr's address, for charging vectors
+	cfg   Config
+	core  Core
+	store ha.Store
+	log   *slog.Logger
+	users *assignment.Table
+	table *table
 }
 
 var _ transaction.User = (*CSCF)(nil)
@@ -96,9 +96,7 @@ func New(cfg Config, core Core, store ha.Store) *CSCF {
 	}
 	c := &CSCF{
 		cfg: cfg, core: core, store: store,
-		log:    cfg.Log.With("role", "p-cscf", "group", cfg.Group),
-		path:   "@" + cfg.ServiceAddr.String() + ";lr>",
-		source: cfg.ServiceAddr.Addr().String(),
+		log: cfg.Log.With("role", "p-cscf", "group", cfg.Group),
 	}
 	c.users = assignment.New(state.PCSCF, cfg.Group, core, c.log)
 	c.table = newTable(c)
@@ -204,9 +202,6 @@ func (c *CSCF) entry(uri string) bool {
 	if !ok {
 		return false
 	}
-	if addr.Addr() == c.cfg.ServiceAddr.Addr() {
-		return true
-	}
 	for n := range c.core.State().Nodes() {
 		if n.Service == addr.Addr() {
 			return true
@@ -215,7 +210,15 @@ func (c *CSCF) entry(uri string) bool {
 	return false
 }
 
-// routeURI is our entry in Path and Record-Route for a binding.
-func (c *CSCF) routeURI(binding uint64) string {
-	return "<sip:" + c.cfg.Sealer.Seal(token.Token{Mode: token.Binding, Group: c.cfg.Group, Binding: binding}) + c.path
+// routeURI is our entry in Path and Record-Route for a binding whose phone is
+// reached over a flow: it names the address and transport by which that phone
+// reaches us. The other side, an S-CSCF, goes by the token alone, so one entry
+// serves both (RFC 5658 has two where the sides differ).
+func (c *CSCF) routeURI(binding uint64, flow sipmsg.Flow) string {
+	transport := ""
+	if flow.Transport.Reliable() {
+		transport = ";transport=" + strings.ToLower(flow.Transport.String())
+	}
+	tok := c.cfg.Sealer.Seal(token.Token{Mode: token.Binding, Group: c.cfg.Group, Binding: binding})
+	return "<sip:" + tok + "@" + c.cfg.ServiceAddr(flow.Remote.Addr()).String() + transport + ";lr>"
 }

@@ -53,7 +53,7 @@ func run(t *testing.T, name string, test func(t *testing.T, b *bench)) {
 // start starts the P-CSCF, or starts it anew.
 func (b *bench) start(g state.GroupID) {
 	b.e = b.NewEngine(g)
-	b.p = pcscf.New(pcscf.Config{Group: g, Sealer: b.Sealer, ServiceAddr: b.ServiceAddr(g), Domain: Domain}, b.e, b.Store)
+	b.p = pcscf.New(pcscf.Config{Group: g, Sealer: b.Sealer, ServiceAddr: b.ServiceAddrs(g), Domain: Domain}, b.e, b.Store)
 	b.p.Load()
 	b.e.Start(b.p)
 }

@@ -42,10 +42,10 @@ func (c *CSCF) register(r *transaction.Request) {
 	cleanRequestFromPhone(m)
 	withoutIntegrity(m)
 	m.Remove(sipmsg.Route) // a phone's way in; from here the REGISTER goes to the home network
-	m.Push(sipmsg.Path, c.routeURI(reg.id))
+	m.Push(sipmsg.Path, c.routeURI(reg.id, r.From.Flow))
 	m.Add(sipmsg.Require, "path")
 	m.Set(sipmsg.PVisitedNetworkID, sipmsg.Quote(c.cfg.Domain))
-	m.Set(sipmsg.PChargingVector, c.chargingVector())
+	m.Set(sipmsg.PChargingVector, c.chargingVector(r.From.Flow))
 
 	nexthop.Send(r, nexthop.Hop{
 		Message:  m,

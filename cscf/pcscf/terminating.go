@@ -72,7 +72,7 @@ func (c *CSCF) towardsPhone(m *sipmsg.Message, from transaction.Peer) (b *bindin
 	m.Pop(sipmsg.Route)
 	cleanTowardsPhone(m)
 	if m.ToTag() == "" && dialogForming(m.Method()) {
-		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID))
+		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID, b.Flow))
 		c.table.talks(b.ID)
 	}
 	return b, 0

@@ -124,9 +124,9 @@ func (l *Layer) branch(m *sipmsg.Message, via sipmsg.Via, index int) string {
 // ours reports whether a response's top Via is one that we wrote. The token,
 // whose signature was checked at the door, proves it better than sent-by,
 // which differs where an engine carries on for another.
-func (l *Layer) ours(via sipmsg.Via) bool {
+func (l *Layer) ours(via sipmsg.Via, from Peer) bool {
 	if l.cfg.Token == "" {
-		return strings.EqualFold(via.SentBy(), l.cfg.SentBy)
+		return strings.EqualFold(via.SentBy(), l.cfg.SentBy(from))
 	}
 	branch := via.Branch()
 	n := len(cookie)

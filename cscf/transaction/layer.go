@@ -188,7 +188,7 @@ func (l *Layer) cancel(k key, m *sipmsg.Message, via sipmsg.Via, from Peer) {
 // response gives a response to its client transaction (RFC 3261 §17.1.3,
 // §18.1.2).
 func (l *Layer) response(m *sipmsg.Message, via sipmsg.Via, from Peer) {
-	if !l.ours(via) {
+	if !l.ours(via, from) {
 		return
 	}
 	_, method := m.CSeq()
@@ -273,5 +273,5 @@ func (l *Layer) newVia(to Peer, branch string) string {
 	if to.Group == 0 && to.Flow.Transport != 0 {
 		transport = to.Flow.Transport.String()
 	}
-	return "SIP/2.0/" + transport + " " + l.cfg.SentBy + ";branch=" + branch
+	return "SIP/2.0/" + transport + " " + l.cfg.SentBy(to) + ";branch=" + branch
 }

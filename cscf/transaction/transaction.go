@@ -51,10 +51,12 @@ type Config struct {
 	// transaction may wait for it; later it is dropped (RFC 6026 §1). 0 means
 	// TimerC + 64*T1, negative for ever (engines that carry on for others).
 	Recovery time.Duration
-	SentBy   string // host:port of our Via
-	Token    string // of our Via's branch, see package token
-	Secret   []byte // keys branches and To tags; equal in the whole cluster
-	Max      int    // server transactions, beyond them 503; 0 means no limit
+	// SentBy is the host:port of our Via towards a peer, of the peer's address
+	// family; an IPv6 host stands in brackets.
+	SentBy func(to Peer) string
+	Token  string // of our Via's branch, see package token
+	Secret []byte // keys branches and To tags; equal in the whole cluster
+	Max    int    // server transactions, beyond them 503; 0 means no limit
 }
 
 func (c Config) withDefaults() Config {

@@ -54,7 +54,14 @@ func wire(tr sipmsg.Transport, remote string, conn uint64) Peer {
 	}}
 }
 
-var testConfig = Config{SentBy: "192.0.2.1:5060", Token: "tok1", Secret: []byte("secret")}
+func sentBy(to Peer) string {
+	if to.Group == 0 && to.Flow.Remote.Addr().Is6() {
+		return "[2001:db8::1]:5060"
+	}
+	return here.String()
+}
+
+var testConfig = Config{SentBy: sentBy, Token: "tok1", Secret: []byte("secret")}
 
 // simulate runs fn with a fresh world in virtual time. After it everything
 // must come to its end by itself: no transaction and no timer may be left.
