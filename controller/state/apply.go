@@ -126,6 +126,8 @@ func (c *change) run(cmd *Command) Result {
 		r = c.putSubscribers(cmd.PutSubscribers)
 	case cmd.RemoveSubscriber != nil:
 		r = c.removeSubscriber(cmd.RemoveSubscriber.IMPI)
+	case cmd.ResyncAKA != nil:
+		r = c.resyncAKA(cmd.ResyncAKA)
 	case cmd.Set != nil:
 		r = c.set(cmd.Set)
 	case cmd.PutBan != nil:
@@ -278,17 +280,25 @@ func (c *change) putSubscribers(p *PutSubscribers) Result {
 	if c.subscribers.n+added > maxStored {
 		return refused(Limit, "the cluster cannot have more than %d subscribers", maxStored)
 	}
+	subs := make([]Subscriber, len(p.Subscribers))
 	for i := range p.Subscribers {
-		c.dropSubscriber(p.Subscribers[i].IMPI)
+		subs[i] = p.Subscribers[i].clone()
+		if old, ok := c.subscribers.get(subs[i].IMPI); ok && subs[i].AKA.sameSIM(old.AKA) && subs[i].AKA.Offset == 0 {
+			subs[i].AKA.Offset = old.AKA.Offset
+		}
 	}
-	for i := range p.Subscribers {
-		c.addSubscriber(p.Subscribers[i].clone())
+	for i := range subs {
+		c.dropSubscriber(subs[i].IMPI)
+	}
+	for i := range subs {
+		c.addSubscriber(subs[i])
 	}
 	return Result{N: len(p.Subscribers)}
 }
 
 func (c *change) addSubscriber(sub Subscriber) {
 	c.subscribers.put(sub.IMPI, sub)
+	c.s.schemes[sub.Schemes()]++
 	for _, id := range sub.Identities {
 		c.identities.put(id.URI, sub.IMPI)
 	}
@@ -296,6 +306,9 @@ func (c *change) addSubscriber(sub Subscriber) {
 
 func (c *change) dropSubscriber(impi string) bool {
 	old, ok := c.subscribers.remove(impi)
+	if ok {
+		c.s.schemes[old.Schemes()]--
+	}
 	for _, id := range old.Identities {
 		c.identities.remove(id.URI)
 	}

@@ -51,6 +51,7 @@ type Command struct {
 	Unassign         *Unassign         `cbor:"unassign,omitempty"`
 	PutSubscribers   *PutSubscribers   `cbor:"subs,omitempty"`
 	RemoveSubscriber *RemoveSubscriber `cbor:"rmsub,omitempty"`
+	ResyncAKA        *ResyncAKA        `cbor:"resync,omitempty"`
 	Set              *Set              `cbor:"set,omitempty"`
 	PutBan           *Ban              `cbor:"ban,omitempty"`
 	RemoveBan        *RemoveBan        `cbor:"rmban,omitempty"`
@@ -170,6 +171,7 @@ func (c *Command) op() string {
 		{"remove worker", c.RemoveWorker != nil}, {"assign", c.Assign != nil}, {"unassign", c.Unassign != nil},
 		{"put subscribers", c.PutSubscribers != nil}, {"remove subscriber", c.RemoveSubscriber != nil},
 		{"set", c.Set != nil}, {"put ban", c.PutBan != nil}, {"remove ban", c.RemoveBan != nil},
+		{"resync AKA", c.ResyncAKA != nil},
 	} {
 		if o.set {
 			name, n = o.name, n+1
@@ -228,6 +230,8 @@ func (c *Command) Validate() error {
 		return c.PutBan.validate()
 	case c.RemoveBan != nil:
 		return checkPrefix(c.RemoveBan.Prefix)
+	case c.ResyncAKA != nil:
+		return c.ResyncAKA.validate()
 	default:
 		return c.Set.validate()
 	}

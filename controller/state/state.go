@@ -19,6 +19,7 @@ type State struct {
 	name      string
 	secret    Secret
 	lastGroup GroupID
+	schemes   [allSchemes + 1]int // subscribers by what they can be authenticated with
 
 	settings    *iradix.Tree[string]
 	nodes       *iradix.Tree[Node]

@@ -8,13 +8,14 @@ import (
 )
 
 // Subscriber is one IMS subscription (TS 23.228 §4.3): a private identity with
-// its public ones and digest secrets. What a State returns is shared with it
+// its public ones and the secrets of its digest password, its SIM or both. What a State returns is shared with it
 // and must not be changed.
 type Subscriber struct {
 	IMPI       string     `cbor:"i" json:"impi"`
 	Realm      string     `cbor:"r" json:"realm"`
 	Identities []Identity `cbor:"p" json:"identities"`
 	HA1        HA1        `cbor:"h,omitempty" json:"ha1,omitempty"`
+	AKA        *AKA       `cbor:"a,omitempty" json:"aka,omitempty"`
 }
 
 // Identity is a public identity (IMPU). The first identity of a set that is
@@ -27,7 +28,11 @@ type Identity struct {
 
 // String shows everything but the secrets.
 func (s Subscriber) String() string {
-	return fmt.Sprintf("{%s realm %s identities %v ha1 %v}", s.IMPI, s.Realm, s.Identities, s.HA1)
+	text := fmt.Sprintf("{%s realm %s identities %v ha1 %v", s.IMPI, s.Realm, s.Identities, s.HA1)
+	if s.AKA != nil {
+		text += " aka " + s.AKA.String()
+	}
+	return text + "}"
 }
 
 // GoString is String.
@@ -35,8 +40,12 @@ func (s Subscriber) GoString() string { return s.String() }
 
 // LogValue shows everything but the secrets.
 func (s Subscriber) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("impi", s.IMPI), slog.String("realm", s.Realm),
-		slog.Any("identities", s.Identities), slog.String("ha1", s.HA1.String()))
+	attrs := []slog.Attr{slog.String("impi", s.IMPI), slog.String("realm", s.Realm),
+		slog.Any("identities", s.Identities), slog.String("ha1", s.HA1.String())}
+	if s.AKA != nil {
+		attrs = append(attrs, slog.String("aka", s.AKA.String()))
+	}
+	return slog.GroupValue(attrs...)
 }
 
 // ImplicitSet returns the identities of set n in their order.
@@ -53,6 +62,7 @@ func (s Subscriber) ImplicitSet(n int) []Identity {
 func (s Subscriber) clone() Subscriber {
 	s.Identities = slices.Clone(s.Identities)
 	s.HA1 = maps.Clone(s.HA1)
+	s.AKA = s.AKA.clone()
 	return s
 }
 
@@ -88,6 +98,11 @@ func (s Subscriber) Validate() error {
 	}
 	for _, alg := range slices.Sorted(maps.Keys(s.HA1)) {
 		if err := checkHA1(alg, s.HA1[alg]); err != nil {
+			return invalid("subscriber %s: %v", s.IMPI, err)
+		}
+	}
+	if s.AKA != nil {
+		if err := s.AKA.validate(); err != nil {
 			return invalid("subscriber %s: %v", s.IMPI, err)
 		}
 	}
