@@ -53,7 +53,7 @@ func (p *Process) start(st *state.State, g state.Group) (*engine, error) {
 // the group.
 func (p *Process) serviceAddr(g state.GroupID, first netip.AddrPort) func(remote netip.Addr) netip.AddrPort {
 	return func(remote netip.Addr) netip.AddrPort {
-		if addr, ok := p.State().ServiceAddr(g); ok {
+		if addr, ok := p.State().ServiceAddrFor(g, remote); ok {
 			return addr
 		}
 		return first

@@ -16,6 +16,7 @@ const (
 	CSeq
 	Contact
 	MaxForwards
+	MaxBreadth
 	Route
 	RecordRoute
 	Path
@@ -87,6 +88,7 @@ var headerTable = [headerCount]headerInfo{
 	CSeq:                       {name: "CSeq", single: true, whole: true},
 	Contact:                    {name: "Contact", compact: 'm'},
 	MaxForwards:                {name: "Max-Forwards", single: true, whole: true},
+	MaxBreadth:                 {name: "Max-Breadth", single: true, whole: true},
 	Route:                      {name: "Route"},
 	RecordRoute:                {name: "Record-Route"},
 	Path:                       {name: "Path"},

@@ -23,15 +23,20 @@ type branch struct {
 	reason     string // the CANCEL's Reason
 }
 
-// newBranch forwards the request to a target.
-func (r *Request) newBranch(f *Forward, t *Target, index int) *branch {
+// newBranch forwards the request to a target. breadth is its Max-Breadth.
+func (r *Request) newBranch(f *Forward, t *Target, index, breadth int) *branch {
 	l := r.layer
 	if t.Message == r.Message {
 		t.Message = r.Message.Clone()
 	}
-	m, id := t.Message, l.branch(r.Message, r.via, index)
+	m := t.Message
+	if t.To.Group == 0 {
+		looseNextHop(m)
+	}
+	id := l.branch(r.Message, r.via, index, r.loop, m, t.To)
 	b := &branch{req: r, forward: f, target: t, id: id, via: l.newVia(t.To, id), began: l.env.Now()}
 	countHop(m)
+	m.Set(sipmsg.MaxBreadth, strconv.Itoa(breadth))
 	m.Push(sipmsg.ViaHeader, b.via)
 	b.client = client{
 		layer: l, key: clientKey(id, m.Method()), to: t.To, invite: m.Method() == "INVITE", raw: m.Bytes(), branch: b,

@@ -36,12 +36,23 @@ func (r *Request) settle() {
 	}
 }
 
+// startGroup begins the branches of the next group. They share Max-Breadth;
+// no others are pending (RFC 5393 §5.3.3).
 func (r *Request) startGroup() {
 	g := r.waiting[0]
 	r.waiting = r.waiting[1:]
+	n := len(g.targets)
+	if n > r.breadth {
+		r.finals = append(r.finals, final{g.forward, &g.targets[0], 440, nil})
+		return
+	}
 	begun := len(r.live)
 	for i := range g.targets {
-		r.live = append(r.live, r.newBranch(g.forward, &g.targets[i], g.index+i))
+		share := r.breadth / n
+		if i < r.breadth%n {
+			share++
+		}
+		r.live = append(r.live, r.newBranch(g.forward, &g.targets[i], g.index+i, share))
 	}
 	for _, b := range r.live[begun:] {
 		b.start()
@@ -145,6 +156,8 @@ func (r *Request) decide() {
 	switch {
 	case best.status == 503:
 		m = r.respond(500, "")
+	case best.status == 430: // means nothing beyond us, who chose the flow (RFC 5626 §5.3)
+		m = r.respond(480, "")
 	case m == nil:
 		m = r.respond(best.status, "")
 	case best.status == 401 || best.status == 407:
@@ -154,8 +167,9 @@ func (r *Request) decide() {
 }
 
 // rank orders final responses, the best first: 6xx, then the lowest class,
-// and within a class first those that help the client to try again. A 408, and
-// the 503 that another hop must not take for ours, come last in theirs. Ties
+// and within a class first those that help the client to try again. A 408, a
+// flow that failed, and the 503 that another hop must not take for ours, come
+// last in theirs. Ties
 // go to the first that came.
 func rank(status int) int {
 	class := status / 100 * 10
@@ -166,7 +180,7 @@ func rank(status int) int {
 		return class
 	case status == 415 || status == 420 || status == 484:
 		return class + 1
-	case status == 408 || status == 503:
+	case status == 408 || status == 430 || status == 503:
 		return class + 3
 	}
 	return class + 2

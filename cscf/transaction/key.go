@@ -70,7 +70,9 @@ const (
 	forTag    byte = 't'
 )
 
-var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+const alphabet = "abcdefghijklmnopqrstuvwxyz234567"
+
+var base32Lower = base32.NewEncoding(alphabet).WithPadding(base32.NoPadding)
 
 // digest hashes what makes a request's transaction unique, whatever layer,
 // node or connection it arrives at: sent-by, branch, source, Call-ID, CSeq
@@ -113,12 +115,18 @@ func (l *Layer) digest(purpose byte, m *sipmsg.Message, via sipmsg.Via, index in
 	return base32Lower.EncodeToString(l.mac.Sum(sum[:0])[:10])
 }
 
-func (l *Layer) branch(m *sipmsg.Message, via sipmsg.Via, index int) string {
-	hash := l.digest(forBranch, m, via, index)
-	if l.cfg.Token == "" {
-		return cookie + hash
+// branch is that of request m, received with Via via, on its way to a target
+// of that index as out: the hash of the upstream transaction, then what loops
+// are found by, as received and, on its way out of the cluster, as sent.
+func (l *Layer) branch(m *sipmsg.Message, via sipmsg.Via, index int, received string, out *sipmsg.Message, to Peer) string {
+	id := l.digest(forBranch, m, via, index) + received
+	if to.Group == 0 {
+		id += loopPart(out)
 	}
-	return cookie + l.cfg.Token + "." + hash
+	if l.cfg.Token == "" {
+		return cookie + id
+	}
+	return cookie + l.cfg.Token + "." + id
 }
 
 // ours reports whether a response's top Via is one that we wrote. The token,

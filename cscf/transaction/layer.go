@@ -22,6 +22,8 @@ type Layer struct {
 	scratch []byte
 	busy    bool
 	inbox   []arrival
+	acking  string // loopPart of the ACK that the role has, as it came
+	peak    int    // of len(servers) since it was last empty
 }
 
 type arrival struct {
@@ -130,6 +132,10 @@ func (l *Layer) request(k key, method string, m *sipmsg.Message, via sipmsg.Via,
 		l.answer(m, via, from, 503)
 		return
 	}
+	if l.looped(m) {
+		l.answer(m, via, from, 482)
+		return
+	}
 	if l.servers[k] != nil {
 		k = k.of(method)
 	}
@@ -140,9 +146,28 @@ func (l *Layer) request(k key, method string, m *sipmsg.Message, via sipmsg.Via,
 		l.servers = make(map[key]*server)
 	}
 	l.servers[k] = s
+	l.peak = max(l.peak, len(l.servers))
 	l.pending++
 	l.user.Request(r)
 	r.handed()
+}
+
+// grown is the number of entries from which on a table gives its memory back
+// once it is empty: a map keeps what it had at its peak.
+const grown = 64
+
+// forget takes a server transaction out of the table.
+func (l *Layer) forget(s *server) {
+	if l.servers[s.key] != s {
+		return
+	}
+	delete(l.servers, s.key)
+	if len(l.servers) == 0 {
+		if l.peak >= grown {
+			l.servers = nil
+		}
+		l.peak = 0
+	}
 }
 
 // answer responds without state: every repeat of the request gets the same
@@ -162,7 +187,9 @@ func (l *Layer) ack(k key, m *sipmsg.Message, via sipmsg.Via, from Peer) {
 	if tag := m.ToTag(); tag != "" && tag == l.digest(forTag, m, via, 0) {
 		return
 	}
+	l.acking = loopPart(m)
 	l.user.Ack(l, m, from)
+	l.acking = ""
 }
 
 // cancel answers a CANCEL and passes it to the response context of the
@@ -214,7 +241,8 @@ func (l *Layer) response(m *sipmsg.Message, via sipmsg.Via, from Peer) {
 	l.user.Stray(l, m, from)
 }
 
-// Relay forwards m, an ACK, to a peer without state (RFC 3261 §16.11): it
+// Relay forwards m, an ACK, from within User.Ack to a peer without state
+// (RFC 3261 §16.11): it
 // counts Max-Forwards, dropping an ACK that has none left, and adds our Via.
 // The branch is that of the request's first target, had it been forwarded
 // with state, so the ACK of a non-2xx finds its transaction downstream even
@@ -225,7 +253,10 @@ func (l *Layer) Relay(m *sipmsg.Message, to Peer) {
 	if !ok || !countHop(m) {
 		return
 	}
-	m.Push(sipmsg.ViaHeader, l.newVia(to, l.branch(m, via, 0)))
+	if to.Group == 0 {
+		looseNextHop(m)
+	}
+	m.Push(sipmsg.ViaHeader, l.newVia(to, l.branch(m, via, 0, l.acking, m, to)))
 	l.env.Send(to, m.Bytes())
 }
 

@@ -72,7 +72,12 @@ func TestBranchesAreDeterministic(t *testing.T) {
 			// The ACK of a non-2xx and a CANCEL find the first branch again.
 			c.method = "ACK"
 			m, _ := sipmsg.Parse([]byte(c.String()))
-			w.do(func() { stamp(m, must(m.TopVia()), from); w.layer.Relay(m, bob) })
+			w.do(func() {
+				stamp(m, must(m.TopVia()), from)
+				w.layer.acking = loopPart(m)
+				m.SetRequestURI("sip:tom@device.test") // the role sends it where it sent the INVITE
+				w.layer.Relay(m, bob)
+			})
 			res.relayed = branch(bob, "ACK")
 		})
 		return res

@@ -22,6 +22,8 @@ type Request struct {
 	decided   bool      // a final response was chosen
 	held      bool      // and the role has it
 	cancelled bool      // from upstream
+	loop      string    // loopPart of Message
+	breadth   int       // branches that it may have at a time
 }
 
 // group is one serial group of a Forward and the fork index of its first
@@ -59,6 +61,29 @@ func (r *Request) Reply(status int, reason string, edit func(resp *sipmsg.Messag
 	}
 }
 
+// ReplyStateless answers for good and forgets the request at once, as a
+// stateless user agent server does (RFC 3261 §8.2.7): a repeat is a new request
+// and gets the same answer, an ACK is absorbed, nothing is sent twice by
+// itself. So an answer to somebody unknown costs no memory. It is for requests
+// that were not forwarded; otherwise it is Reply.
+func (r *Request) ReplyStateless(status int, reason string, edit func(resp *sipmsg.Message)) {
+	if r.targets > 0 || status < 200 {
+		r.Reply(status, reason, edit)
+		return
+	}
+	defer r.layer.leave(r.layer.enter())
+	if r.Finished() {
+		return
+	}
+	resp := r.respond(status, reason)
+	if edit != nil {
+		edit(resp)
+	}
+	s := r.tx
+	s.terminate()
+	s.send(resp.Bytes())
+}
+
 // Pass sends upstream a response that Forward.Response held. A provisional
 // one is not sent any more once a final one was.
 func (r *Request) Pass(m *sipmsg.Message) {
@@ -69,7 +94,8 @@ func (r *Request) Pass(m *sipmsg.Message) {
 // Forward sends the request on: to the first group at once, to the next when
 // all targets of the one before have ended without success. Called again
 // before the final response, it adds groups behind those that are left.
-// Without Max-Forwards left the answer is 483, without any target 480.
+// Without Max-Forwards left the answer is 483, without any target 480. A group
+// with more targets than Max-Breadth allows counts as answered 440.
 // After a CANCEL or the final response it does nothing.
 func (r *Request) Forward(f Forward) {
 	defer r.layer.leave(r.layer.enter())
@@ -81,6 +107,9 @@ func (r *Request) Forward(f Forward) {
 		return
 	}
 	r.decided, r.held = false, false
+	if r.targets == 0 {
+		r.loop, r.breadth = loopPart(r.Message), breadth(r.Message)
+	}
 	for _, targets := range f.Groups {
 		if len(targets) > 0 {
 			r.waiting = append(r.waiting, group{&f, targets, r.targets})
@@ -120,7 +149,7 @@ func (r *Request) send(m *sipmsg.Message) {
 	case status == 408:
 		s.silence()
 	default:
-		s.finish(m.Bytes())
+		s.finish(status, m.Bytes())
 	}
 	r.cancelLive(reason)
 }

@@ -33,6 +33,7 @@ type server struct {
 	req      *Request
 	// cancelled: repeats of a CANCEL that was answered 200 may come.
 	cancelled bool
+	counted   bool // in Config.Refusals
 }
 
 func (s *server) invite() bool { return s.method == "INVITE" }
@@ -87,14 +88,16 @@ func (s *server) complete(last []byte) {
 }
 
 func (s *server) terminate() {
+	if s.counted {
+		s.counted = false
+		s.layer.cfg.Refusals.end()
+	}
 	s.enter(terminated)
 	s.last = nil
 	s.req = nil
 	s.retry.clear()
 	s.end.clear()
-	if s.layer.servers[s.key] == s {
-		delete(s.layer.servers, s.key)
-	}
+	s.layer.forget(s)
 }
 
 func double(d, limit time.Duration) time.Duration { return min(2*d, limit) }

@@ -2,11 +2,18 @@ package transaction
 
 // finish sends the final response of a request other than INVITE and keeps
 // it for repeats (RFC 3261 §17.2.2).
-func (s *server) finish(raw []byte) {
+func (s *server) finish(status int, raw []byte) {
 	if !s.open() {
 		return
 	}
 	s.complete(raw)
+	if b := s.layer.cfg.Refusals; status >= 300 && b != nil && !s.peer.Reliable() {
+		if s.counted = b.begin(); !s.counted {
+			s.terminate()
+			s.send(raw)
+			return
+		}
+	}
 	s.linger()
 	s.send(raw)
 }

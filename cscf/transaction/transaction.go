@@ -1,6 +1,7 @@
 package transaction
 
 import (
+	"sync/atomic"
 	"time"
 
 	"bellwether/cscf/sipmsg"
@@ -57,7 +58,35 @@ type Config struct {
 	Token  string // of our Via's branch, see package token
 	Secret []byte // keys branches and To tags; equal in the whole cluster
 	Max    int    // server transactions, beyond them 503; 0 means no limit
+	// Refusals bounds, for all layers that share it, the transactions other
+	// than INVITE that wait only to answer repeats of a request that was
+	// refused. nil means no limit.
+	Refusals *Budget
 }
+
+// Budget is a number of transactions that layers share. Beyond it a request
+// that is repeated after its refusal is new, and refused anew: nothing but
+// work is lost. It is safe for concurrent use.
+type Budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// NewBudget returns a budget of n transactions.
+func NewBudget(n int) *Budget { return &Budget{limit: int64(n)} }
+
+// Used is the number of transactions that there are now.
+func (b *Budget) Used() int { return int(b.used.Load()) }
+
+func (b *Budget) begin() bool {
+	if b.used.Add(1) > b.limit {
+		b.used.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (b *Budget) end() { b.used.Add(-1) }
 
 func (c Config) withDefaults() Config {
 	set := func(d *time.Duration, value time.Duration) {
