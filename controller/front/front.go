@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"bellwether/controller/dispatch"
+	"bellwether/controller/guard"
 	"bellwether/controller/policy"
 	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
@@ -68,6 +69,7 @@ type Config struct {
 	// Sockets per entry that share its port, each with a reader of its own.
 	// 0: GOMAXPROCS for 'p', 1 for others.
 	Sockets int
+	Guard   *guard.Guard // nil: one of guard.Default()
 	Log     *slog.Logger // nil: slog.Default()
 }
 
@@ -96,6 +98,8 @@ type Front struct {
 	calls   table[uint64]  // by hash of Call-ID: two that collide share an I-CSCF
 	waiting reservations
 	limit   limiter
+	guard   *guard.Guard
+	rules   ruled
 	count   counters
 
 	load policy.MinLoad
@@ -111,7 +115,10 @@ func New(cfg Config, cl Cluster) (*Front, error) {
 	f := &Front{
 		node: cfg.Node, cluster: cl, log: cfg.Log,
 		entries: make(map[byte]*listener), local: make(map[netip.AddrPort]*listener),
-		seed: maphash.MakeSeed(),
+		seed: maphash.MakeSeed(), guard: cfg.Guard,
+	}
+	if f.guard == nil {
+		f.guard = guard.New(guard.Default())
 	}
 	if f.log == nil {
 		f.log = slog.Default()

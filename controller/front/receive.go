@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/ipv4"
 
 	"bellwether/controller/dispatch"
+	"bellwether/controller/guard"
 	"bellwether/controller/link"
 	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
@@ -24,6 +25,7 @@ type receiver struct {
 	frame  link.SIP
 
 	candidates []state.GroupID
+	from       guard.Source
 	newFlow    bool // the message is a REGISTER over a flow that goes nowhere yet
 
 	// Of the batch in hand.
@@ -62,6 +64,7 @@ func (f *Front) read(s *socket) {
 			want = min(2*want, batch)
 		}
 		r.now, r.state, r.route = time.Now(), f.cluster.State(), f.workers.routes.Load()
+		r.rules.follow(r.guard, r.state)
 		for i := range msgs[:n] {
 			if from, ok := msgs[i].Addr.(*net.UDPAddr); ok {
 				remote := from.AddrPort()
@@ -75,11 +78,19 @@ func (f *Front) read(s *socket) {
 // datagram handles one datagram. raw is reused afterwards.
 func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 	r.count.received.Add(1)
+	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.socket.addr, Remote: remote}
+	r.from = r.source(flow, r.now)
+	if !r.guard.Admit(r.from, r.now).Passes() {
+		return
+	}
 	if keepAlive(raw) {
 		r.count.keepAlives.Add(1)
 		return
 	}
 	if err := r.msg.Parse(raw); err != nil {
+		if !r.guard.Charge(r.from, guard.Malformed, r.now) {
+			return
+		}
 		bad, ok := err.(*sipmsg.Error)
 		if !ok || bad.Status == 0 || !r.msg.Answerable() {
 			r.count.drop(Malformed)
@@ -89,10 +100,12 @@ func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 		return
 	}
 	r.newFlow = false
-	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.socket.addr, Remote: remote}
 	d := dispatch.Decide(dispatch.Input{
 		Message: &r.msg, Entry: r.socket.kind, Flow: flow, State: r.state, Sealer: r.tokens(r.state), Tables: r,
 	})
+	if !r.affordable(d) {
+		return
+	}
 	switch d.Verdict {
 	case dispatch.To:
 		if d.Chosen {

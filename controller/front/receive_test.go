@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"bellwether/controller/guard"
 	"bellwether/controller/link"
 	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
@@ -307,6 +308,7 @@ func TestOneICSCFServesACall(t *testing.T) {
 
 func TestAnICSCFIsRememberedAsLongAsItsCallMayRing(t *testing.T) {
 	f := newFront(t, newCluster(t))
+	f.guard.SetLimits(guard.Config{}) // the clock below is set back
 	w := connect(t, f, i1, i2)
 	r := &receiver{Front: f, socket: f.entries['i'].sockets[0], state: f.cluster.State(), route: f.workers.routes.Load()}
 	remote := netip.MustParseAddrPort("127.0.0.1:40000")

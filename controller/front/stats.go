@@ -4,6 +4,7 @@ import (
 	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"bellwether/controller/dispatch"
 )
@@ -74,6 +75,7 @@ type Stats struct {
 	Sent       uint64            // datagrams
 	Replied    map[int]uint64    // stateless answers, by status
 	Dropped    map[string]uint64 // messages, by Cause and dispatch.Reason; all labels are there
+	Refused    map[string]uint64 // what the guard did not let in, by guard.Verdict; all labels are there
 	Flows      int               // known flows of phones, those out of time included
 	Calls      int               // Call-IDs remembered for I-CSCFs, those out of time included
 	Reserving  int               // reservations under way
@@ -98,6 +100,7 @@ func (f *Front) Stats() Stats {
 	c.mu.Lock()
 	s.Replied = maps.Clone(c.replies)
 	c.mu.Unlock()
+	s.Refused = f.guard.Stats(time.Now()).Refused
 	f.waiting.mu.Lock()
 	s.Reserving = len(f.waiting.waiting)
 	f.waiting.mu.Unlock()

@@ -152,6 +152,9 @@ func (f *Front) FromWorker(s *link.SIP) {
 		f.count.drop(Unsendable)
 		return
 	}
+	if !f.answerable(s) {
+		return
+	}
 	if err := l.toward(s.Flow.Remote).send(s.Raw, s.Flow.Remote); err != nil {
 		f.count.drop(SocketFull)
 	}

@@ -83,6 +83,10 @@ func (s *State) Ban(p netip.Prefix) (Ban, bool) { return s.bans.Get([]byte(banKe
 // constant time.
 func (s *State) SameBans(other *State) bool { return s.bans.Root() == other.bans.Root() }
 
+// SameNodes reports whether s and other certainly have the same nodes; it
+// takes constant time.
+func (s *State) SameNodes(other *State) bool { return s.nodes.Root() == other.nodes.Root() }
+
 // banKey orders prefixes by family, address and length.
 func banKey(p netip.Prefix) string {
 	family := byte(4)
