@@ -258,7 +258,7 @@ func (in *incoming) lead(offer *session, r *Result) {
 // alert rings for as long as the mode says.
 func (in *incoming) alert(mode Mode) error {
 	p := in.p
-	ringing := newResponse(in.invite, 180, in.tag, sip.NewHeader("Contact", p.contact), sip.NewHeader("Allow", allow))
+	ringing := newResponse(in.invite, 180, in.tag, sip.NewHeader("Contact", p.contact()), sip.NewHeader("Allow", allow))
 	reliable := p.cfg.Reliable && hasOption(in.invite, "Supported", "100rel") || hasOption(in.invite, "Require", "100rel")
 	if reliable {
 		if err := in.reliably(ringing); err != nil {
@@ -413,7 +413,7 @@ func (in *incoming) answered(ack *sip.Request) error {
 
 // withSession is a 200 that carries a session description.
 func (p *Phone) withSession(req *sip.Request, tag string, body []byte) *sip.Response {
-	res := newResponse(req, 200, tag, sip.NewHeader("Contact", p.contact), sip.NewHeader("Allow", allow),
+	res := newResponse(req, 200, tag, sip.NewHeader("Contact", p.contact()), sip.NewHeader("Allow", allow),
 		sip.NewHeader("Supported", "100rel"), sip.NewHeader("Content-Type", "application/sdp"))
 	res.SetBody(body)
 	return res

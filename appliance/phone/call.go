@@ -163,8 +163,8 @@ func (o *outgoing) dial(ctx context.Context, uri sip.Uri, opts CallOptions, r *R
 	for seq := uint32(1); ; seq++ {
 		invite := p.newRequest(sip.INVITE, uri, uri, o.callID, o.tag, seq)
 		p.initial(invite)
-		auth.apply(invite, p.cfg.IMPI, p.cfg.Password)
-		invite.AppendHeader(sip.NewHeader("Contact", p.contact))
+		auth.apply(invite, p.password())
+		invite.AppendHeader(sip.NewHeader("Contact", p.contact()))
 		invite.AppendHeader(sip.NewHeader("Allow", allow))
 		invite.AppendHeader(sip.NewHeader("Supported", "100rel"))
 		invite.AppendHeader(sip.NewHeader("Accept", "application/sdp"))
@@ -177,7 +177,7 @@ func (o *outgoing) dial(ctx context.Context, uri sip.Uri, opts CallOptions, r *R
 		if err != nil {
 			return nil, err
 		}
-		if auth.again(res) {
+		if auth.again(res, p.password()) {
 			continue
 		}
 		r.Status, r.Reason = res.StatusCode, res.Reason
@@ -189,6 +189,9 @@ func (o *outgoing) dial(ctx context.Context, uri sip.Uri, opts CallOptions, r *R
 // (RFC 3261 §9.1: not before a provisional response).
 func (o *outgoing) ring(ctx context.Context, giveUp <-chan time.Time) (*sip.Response, error) {
 	p := o.p
+	if err := p.ep.online(ctx); err != nil {
+		return nil, fmt.Errorf("INVITE to %v: %w", p.cfg.Proxy, err)
+	}
 	tx, err := p.ep.start(o.invite, p.cfg.Proxy)
 	if err != nil {
 		return nil, err
@@ -219,7 +222,7 @@ func (o *outgoing) ring(ctx context.Context, giveUp <-chan time.Time) (*sip.Resp
 			rings = true
 			o.progress(res)
 		case <-tx.Done():
-			return nil, fmt.Errorf("INVITE to %v: %w", p.cfg.Proxy, tx.Err())
+			return nil, fmt.Errorf("INVITE to %v: %w", p.cfg.Proxy, cause(tx))
 		case <-giveUp:
 			giveUp, cancel = nil, true
 		case <-limit.C:
@@ -358,7 +361,7 @@ func (o *outgoing) talk(ctx context.Context, res *sip.Response, opts CallOptions
 
 // update sends an UPDATE without a new offer (RFC 3311).
 func (o *outgoing) update(ctx context.Context, d *dialog) error {
-	res, err := o.p.ep.exchange(ctx, d.request(sip.UPDATE, sip.NewHeader("Contact", o.p.contact)), d.hop())
+	res, err := o.p.ep.exchange(ctx, d.request(sip.UPDATE, sip.NewHeader("Contact", o.p.contact())), d.hop())
 	if err != nil {
 		return err
 	}

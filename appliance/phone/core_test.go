@@ -28,6 +28,7 @@ type core struct {
 
 	mu         sync.Mutex
 	secrets    map[string]string // by private identity
+	usims      map[string]*usim  // by private identity
 	bindings   map[string]string // contact URI by address of record
 	algorithms []string          // challenged with
 	nonces     map[string]bool   // issued and still good
@@ -160,7 +161,7 @@ func (h *hop) popRoute(m *sipmsg.Message) (user string, ok bool) {
 		return "", false
 	}
 	u, err := sipmsg.ParseURI(r.URI)
-	if err != nil || u.Host != h.addr.Addr().String() || u.Port != int(h.addr.Port()) {
+	if err != nil || strings.Trim(u.Host, "[]") != h.addr.Addr().String() || u.Port != int(h.addr.Port()) {
 		return "", false
 	}
 	m.Pop(sipmsg.Route)
@@ -244,11 +245,16 @@ func (c *core) register(m *sipmsg.Message) *sipmsg.Message {
 	if err != nil {
 		return m.Response(400, "Authorization Is Missing", "reg")
 	}
-	if !c.nonces[cred.Nonce] {
+	usim := c.usims[cred.Username]
+	usim.take(value)
+	if !c.nonces[cred.Nonce] || cred.Response == "" || usim.resynchronised() {
 		nonce := fmt.Sprintf("nonce-%d", len(c.nonces))
-		c.nonces[nonce] = true
 		res := m.Response(401, "", "reg")
 		for _, a := range c.algorithms {
+			if a == akaMD5 && usim != nil {
+				nonce = usim.challenge()
+			}
+			c.nonces[nonce] = true
 			res.Add(sipmsg.WWWAuthenticate, fmt.Sprintf(`Digest realm="%s", nonce="%s", algorithm=%s, qop="auth", stale=%v`,
 				domain, nonce, a, cred.Nonce != ""))
 		}
@@ -289,11 +295,14 @@ func (c *core) register(m *sipmsg.Message) *sipmsg.Message {
 // expected computes the response of RFC 7616 §3.4.1 anew.
 func (c *core) expected(cred *digest.Credentials, method string) string {
 	var h hash.Hash
+	secret := c.secrets[cred.Username]
 	switch cred.Algorithm {
 	case "MD5":
 		h = md5.New()
 	case "SHA-256":
 		h = sha256.New()
+	case akaMD5:
+		h, secret = md5.New(), c.usims[cred.Username].xres[cred.Nonce]
 	default:
 		return "no such algorithm"
 	}
@@ -305,7 +314,7 @@ func (c *core) expected(cred *digest.Credentials, method string) string {
 	if cred.URI != "sip:"+domain || cred.Realm != domain {
 		return "wrong uri or realm"
 	}
-	a1 := sum(cred.Username, cred.Realm, c.secrets[cred.Username])
+	a1 := sum(cred.Username, cred.Realm, secret)
 	return sum(a1, cred.Nonce, fmt.Sprintf("%08x", cred.Nc), cred.Cnonce, cred.QOP, sum(method, cred.URI))
 }
 

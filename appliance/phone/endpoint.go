@@ -16,12 +16,7 @@ import (
 	"github.com/emiago/sipgo/sip"
 
 	"bellwether/cscf/sipmsg"
-	"bellwether/media/rtp"
 )
-
-// maxDatagram is the longest message a phone reads, in bytes. Its own are
-// shorter than 2 kB, and a core adds Via and Record-Route of a few hops.
-const maxDatagram = 16 << 10
 
 // maxServers is how many requests a phone keeps for their repetitions, for 32 s
 // each. More are dropped.
@@ -37,11 +32,10 @@ var parser = sip.NewParser(sip.WithHeadersParsers(func() sip.HeadersParser {
 	return h
 }()))
 
-// endpoint is a phone's SIP socket with its transactions. Requests and
-// responses are handled in the reader's goroutine, one by one.
+// endpoint is a phone's wire with its transactions. Requests and responses are
+// handled in the reader's goroutine, one by one.
 type endpoint struct {
-	conn    rtp.Conn
-	local   netip.AddrPort
+	wire    wire
 	log     *slog.Logger
 	handler handler
 	ended   chan struct{}  // closed when the reader has ended
@@ -81,11 +75,10 @@ func (f flow) WriteMsg(m sip.Message) error {
 	defer buffers.Put(buf)
 	buf.Reset()
 	m.StringWrite(buf)
-	_, err := f.e.conn.WriteToUDPAddrPort(buf.Bytes(), f.to)
-	return err
+	return f.e.wire.send(buf.Bytes(), f.to)
 }
 
-func (f flow) LocalAddr() net.Addr    { return net.UDPAddrFromAddrPort(f.e.local) }
+func (f flow) LocalAddr() net.Addr    { return net.UDPAddrFromAddrPort(f.e.wire.local()) }
 func (f flow) Ref(int) int            { return 1 }
 func (f flow) TryClose() (int, error) { return 1, nil }
 func (f flow) Close() error           { return nil }
@@ -95,35 +88,20 @@ var silent = slog.New(slog.DiscardHandler)
 
 func (e *endpoint) read() {
 	defer close(e.ended)
-	buf := make([]byte, maxDatagram)
-	for {
-		n, from, err := e.conn.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				e.log.Error("phone stopped reading", "err", err)
-			}
-			return
-		}
-		if n == len(buf) {
-			e.log.Debug("datagram too long", "from", from)
-			continue
-		}
-		e.receive(bytes.Clone(buf[:n]), from)
-	}
+	e.wire.read(e.receive)
 }
 
-// receive handles one datagram, whose bytes it keeps. sipmsg's strict scan comes first: it refuses
-// what sipgo would accept silently or take seconds for.
+// receive handles one message, whose bytes it keeps. sipmsg's strict scan comes
+// first: it refuses what sipgo would accept silently or take seconds for.
 func (e *endpoint) receive(b []byte, from netip.AddrPort) {
-	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	if len(bytes.Trim(b, "\r\n\x00")) == 0 {
 		return // keep-alive
 	}
 	if err := e.scan.Parse(b); err != nil {
-		e.log.Debug("datagram refused", "from", from, "err", err)
+		e.log.Debug("message refused", "from", from, "err", err)
 		var fault *sipmsg.Error
 		if errors.As(err, &fault) && fault.Status != 0 && e.scan.Answerable() {
-			_, _ = e.conn.WriteToUDPAddrPort(e.scan.Response(fault.Status, fault.Reason, sip.GenerateTagN(8)).Bytes(), from)
+			_ = e.wire.send(e.scan.Response(fault.Status, fault.Reason, sip.GenerateTagN(8)).Bytes(), from)
 		}
 		return
 	}
@@ -132,14 +110,14 @@ func (e *endpoint) receive(b []byte, from netip.AddrPort) {
 		setVias(msg, &e.scan)
 	}
 	if err != nil || !complete(msg) {
-		e.log.Debug("datagram refused", "from", from, "err", err)
+		e.log.Debug("message refused", "from", from, "err", err)
 		return
 	}
 	switch m := msg.(type) {
 	case *sip.Response:
 		e.response(m)
 	case *sip.Request:
-		m.SetTransport("UDP")
+		m.SetTransport(e.wire.transport())
 		m.SetSource(from.String())
 		e.serve(m, flow{e, answerTo(m.Via(), from)})
 	}
@@ -291,6 +269,13 @@ func refusalACK(invite *sip.Request, res *sip.Response) *sip.Request {
 	return ack
 }
 
+// online waits for the wire, as long as for a final response.
+func (e *endpoint) online(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 64*sip.T1, errUnreachable)
+	defer cancel()
+	return e.wire.online(ctx)
+}
+
 // start sends a request that has all headers. Whoever calls it takes Responses
 // until a final one or Done, and must not change req again.
 func (e *endpoint) start(req *sip.Request, to netip.AddrPort) (*sip.ClientTx, error) {
@@ -300,7 +285,7 @@ func (e *endpoint) start(req *sip.Request, to netip.AddrPort) (*sip.ClientTx, er
 	}
 	// sipgo finds these two when it needs them, and keeps what it found: once
 	// the reader and timers have the request, that would be a race.
-	req.SetTransport("UDP")
+	req.SetTransport(e.wire.transport())
 	req.Contact()
 	f := flow{e, to}
 	tx := sip.NewClientTx(key, req, f, silent)
@@ -319,8 +304,32 @@ func (e *endpoint) start(req *sip.Request, to netip.AddrPort) (*sip.ClientTx, er
 	return tx, nil
 }
 
+// abandon ends the client transactions whose responses cannot come any more.
+func (e *endpoint) abandon() {
+	e.mu.Lock()
+	var txs []sip.Transaction
+	for _, c := range e.clients {
+		txs = append(txs, c.tx)
+	}
+	e.mu.Unlock()
+	for _, tx := range txs {
+		tx.Terminate()
+	}
+}
+
+// cause is why a client transaction ended without a final response.
+func cause(tx *sip.ClientTx) error {
+	if err := tx.Err(); !errors.Is(err, sip.ErrTransactionCanceled) && !errors.Is(err, sip.ErrTransactionTerminated) {
+		return err
+	}
+	return errConnectionLost // nobody else ends one that is waited for
+}
+
 // exchange sends a request other than INVITE and returns its final response.
 func (e *endpoint) exchange(ctx context.Context, req *sip.Request, to netip.AddrPort) (*sip.Response, error) {
+	if err := e.online(ctx); err != nil {
+		return nil, fmt.Errorf("%s to %v: %w", req.Method, to, err)
+	}
 	tx, err := e.start(req, to)
 	if err != nil {
 		return nil, err
@@ -333,7 +342,7 @@ func (e *endpoint) exchange(ctx context.Context, req *sip.Request, to netip.Addr
 				return res, nil
 			}
 		case <-tx.Done():
-			return nil, fmt.Errorf("%s to %v: %w", req.Method, to, tx.Err())
+			return nil, fmt.Errorf("%s to %v: %w", req.Method, to, cause(tx))
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%s to %v: %w", req.Method, to, context.Cause(ctx))
 		}
@@ -342,32 +351,27 @@ func (e *endpoint) exchange(ctx context.Context, req *sip.Request, to netip.Addr
 
 // via is the header of a new transaction.
 func (e *endpoint) via() *sip.ViaHeader {
+	local := e.wire.local()
 	return &sip.ViaHeader{
-		ProtocolName: "SIP", ProtocolVersion: "2.0", Transport: "UDP",
-		Host: e.local.Addr().String(), Port: int(e.local.Port()),
+		ProtocolName: "SIP", ProtocolVersion: "2.0", Transport: e.wire.transport(),
+		Host: local.Addr().String(), Port: int(local.Port()),
 		Params: sip.HeaderParams{{K: "branch", V: sip.GenerateBranchN(24)}, {K: "rport"}},
 	}
 }
 
-// close ends all transactions, the socket and the reader.
+// close ends all transactions, the wire and the reader.
 func (e *endpoint) close() {
+	e.wire.close()
+	e.abandon()
+	e.refuse()
+	<-e.ended
+	e.refuse() // the reader may have begun one more
+}
+
+// refuse ends the server transactions.
+func (e *endpoint) refuse() {
 	e.mu.Lock()
 	var txs []sip.Transaction
-	for _, c := range e.clients {
-		txs = append(txs, c.tx)
-	}
-	for _, tx := range e.servers {
-		txs = append(txs, tx)
-	}
-	e.mu.Unlock()
-	e.conn.Close() // the reader's only way out; nothing to do about an error
-	for _, tx := range txs {
-		tx.Terminate()
-	}
-	<-e.ended
-	// The reader may have begun one more.
-	e.mu.Lock()
-	txs = txs[:0]
 	for _, tx := range e.servers {
 		txs = append(txs, tx)
 	}

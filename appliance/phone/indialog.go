@@ -97,7 +97,7 @@ func (c *call) change(req *sip.Request, tx *sip.ServerTx) {
 		c.audioMu.Unlock()
 		res = p.withSession(req, c.tag, body)
 	default:
-		res = newResponse(req, 200, c.tag, sip.NewHeader("Contact", p.contact))
+		res = newResponse(req, 200, c.tag, sip.NewHeader("Contact", p.contact()))
 	}
 	if !req.IsInvite() {
 		p.reply(tx, res)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/emiago/sipgo/sip"
 
+	"bellwether/cscf/aka"
 	"bellwether/cscf/sipmsg"
 	"bellwether/media/rtp"
 )
@@ -59,10 +60,13 @@ type Config struct {
 	AOR      string         // public identity, as "sip:alice@ims.test"
 	IMPI     string         // private identity, as "alice@ims.test"; empty: AOR without its scheme
 	Password string         // digest secret; never logged
+	SIM      *aka.SIM       // answers AKA challenges to a REGISTER; the phone's alone; nil: none
 	Domain   string         // home domain: the registrar is "sip:" + Domain
-	Proxy    netip.AddrPort // the P-CSCF, over UDP
-	LocalIP  netip.Addr     // where SIP and RTP sockets are bound
+	Proxy    netip.AddrPort // the P-CSCF
+	LocalIP  netip.Addr     // where SIP and RTP sockets are bound; of the same family
 	Port     uint16         // of SIP; 0 is any
+
+	Transport sipmsg.Transport // to the P-CSCF: UDP or TCP; 0 is UDP
 
 	ToneHz int                    // the tone played in calls, 1 to 3999; 0 is silence
 	Mode   Mode                   // what to do with calls
@@ -79,6 +83,7 @@ type Config struct {
 	Log   *slog.Logger
 
 	listen func(netip.AddrPort) (rtp.Conn, netip.AddrPort, error) // nil: UDP
+	dial   dialer                                                 // nil: TCP
 }
 
 // CallOptions say how to call.
@@ -110,16 +115,15 @@ type Result struct {
 
 // Phone is one SIP user agent. Its methods may be called by several goroutines.
 type Phone struct {
-	cfg     Config
-	log     *slog.Logger
-	clock   *rtp.Clock
-	ep      *endpoint
-	from    sip.Uri
-	contact string // "<sip:alice@192.0.2.1:5070>"
-	ctx     context.Context
-	stop    context.CancelCauseFunc
-	tasks   sync.WaitGroup // goroutines other than the reader
-	reg     registration
+	cfg   Config
+	log   *slog.Logger
+	clock *rtp.Clock
+	ep    *endpoint
+	from  sip.Uri
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	tasks sync.WaitGroup // goroutines other than the reader
+	reg   registration
 
 	mu       sync.Mutex
 	closed   bool
@@ -141,6 +145,10 @@ func New(cfg Config) (*Phone, error) {
 		return nil, fmt.Errorf("new phone %s: P-CSCF address %v is not usable", cfg.AOR, cfg.Proxy)
 	case !cfg.LocalIP.IsValid():
 		return nil, fmt.Errorf("new phone %s: no local address", cfg.AOR)
+	case cfg.LocalIP.Is4() != cfg.Proxy.Addr().Is4():
+		return nil, fmt.Errorf("new phone %s: %v cannot reach %v: one is IPv4, the other IPv6", cfg.AOR, cfg.LocalIP, cfg.Proxy)
+	case cfg.Transport != 0 && cfg.Transport != sipmsg.UDP && cfg.Transport != sipmsg.TCP:
+		return nil, fmt.Errorf("new phone %s: transport %v is neither UDP nor TCP", cfg.AOR, cfg.Transport)
 	case cfg.ToneHz < 0 || cfg.ToneHz >= 4000:
 		return nil, fmt.Errorf("new phone %s: a tone of %d Hz cannot be played at 8 kHz", cfg.AOR, cfg.ToneHz)
 	}
@@ -160,19 +168,45 @@ func New(cfg Config) (*Phone, error) {
 	if p.clock == nil {
 		p.clock = new(rtp.Clock)
 	}
-	conn, local, err := p.cfg.listen(netip.AddrPortFrom(cfg.LocalIP, cfg.Port))
+	wire, err := p.open()
 	if err != nil {
 		return nil, fmt.Errorf("new phone %s: %w", cfg.AOR, err)
 	}
-	p.contact = "<sip:" + p.from.User + "@" + local.String() + ">"
 	p.ctx, p.stop = context.WithCancelCause(context.Background())
 	p.reg.init()
 	p.ep = &endpoint{
-		conn: conn, local: local, log: p.log, handler: p, ended: make(chan struct{}),
+		wire: wire, log: p.log, handler: p, ended: make(chan struct{}),
 		clients: make(map[string]*client), servers: make(map[string]*sip.ServerTx),
 	}
 	go p.ep.read()
 	return p, nil
+}
+
+// open opens the phone's wire.
+func (p *Phone) open() (wire, error) {
+	local := netip.AddrPortFrom(p.cfg.LocalIP, p.cfg.Port)
+	if p.cfg.Transport == sipmsg.TCP {
+		return newStream(p.cfg.dial, local, p.cfg.Proxy, p.log, p.reconnected, func() { p.ep.abandon() })
+	}
+	conn, addr, err := p.cfg.listen(local)
+	if err != nil {
+		return nil, err
+	}
+	return &datagrams{conn, addr, p.log}, nil
+}
+
+// contact is where the phone is reached, as "<sip:alice@192.0.2.1:5070>".
+func (p *Phone) contact() string {
+	return "<sip:" + p.from.User + "@" + p.Addr().String() + transportParam(p.cfg.Transport) + ">"
+}
+
+// transportParam is what a URI needs to be reached by a transport; UDP is what
+// is meant without it (RFC 3261 §19.1.2).
+func transportParam(t sipmsg.Transport) string {
+	if t == sipmsg.TCP {
+		return ";transport=tcp"
+	}
+	return ""
 }
 
 func listenUDP(addr netip.AddrPort) (rtp.Conn, netip.AddrPort, error) {
@@ -187,8 +221,9 @@ func listenUDP(addr netip.AddrPort) (rtp.Conn, netip.AddrPort, error) {
 	return c, c.LocalAddr().(*net.UDPAddr).AddrPort(), nil
 }
 
-// Addr is the address of the phone's SIP socket.
-func (p *Phone) Addr() netip.AddrPort { return p.ep.local }
+// Addr is the address of the phone's SIP socket, over TCP that from which it
+// connects.
+func (p *Phone) Addr() netip.AddrPort { return p.ep.wire.local() }
 
 // Close hangs up, ends every goroutine of the phone and returns when they have
 // ended. It does not remove the registration: see Unregister. It may be called
@@ -259,7 +294,7 @@ func (p *Phone) newRequest(method sip.RequestMethod, uri, to sip.Uri, callID, fr
 // initial adds what a UE adds to an initial request (TS 24.229 §5.1.2A.1.1):
 // its route through its own P-CSCF and S-CSCF, and who it prefers to be.
 func (p *Phone) initial(req *sip.Request) {
-	req.AppendHeader(sip.NewHeader("Route", "<sip:"+p.cfg.Proxy.String()+";lr>"))
+	req.AppendHeader(sip.NewHeader("Route", "<sip:"+p.cfg.Proxy.String()+transportParam(p.cfg.Transport)+";lr>"))
 	for _, r := range p.reg.serviceRoute() {
 		req.AppendHeader(sip.NewHeader("Route", r))
 	}
@@ -279,26 +314,34 @@ func (p *Phone) Message(ctx context.Context, target, text string) (status int, e
 	if err := sip.ParseUri(target, &uri); err != nil {
 		return 0, fmt.Errorf("message to %q: %w", target, err)
 	}
+	if err := p.ep.wire.online(ctx); err != nil {
+		return 0, fmt.Errorf("message to %q: %w", target, err)
+	}
 	var auth authorization
 	callID, tag := newCallID(p), sip.GenerateTagN(10)
 	for cseq := uint32(1); ; cseq++ {
 		req := p.newRequest(sip.MESSAGE, uri, uri, callID, tag, cseq)
 		p.initial(req)
-		auth.apply(req, p.cfg.IMPI, p.cfg.Password)
+		auth.apply(req, p.password())
 		req.AppendHeader(sip.NewHeader("Content-Type", "text/plain;charset=UTF-8"))
 		req.SetBody([]byte(text))
 		res, err := p.ep.exchange(ctx, req, p.cfg.Proxy)
 		if err != nil {
 			return 0, err
 		}
-		if !auth.again(res) {
+		if !auth.again(res, p.password()) {
 			return res.StatusCode, nil
 		}
 	}
 }
 
+// password is what the phone proves itself with to other requests than REGISTER.
+func (p *Phone) password() credentials {
+	return credentials{user: p.cfg.IMPI, password: p.cfg.Password}
+}
+
 func newCallID(p *Phone) string {
-	return sip.GenerateTagN(20) + "@" + p.ep.local.Addr().String()
+	return sip.GenerateTagN(20) + "@" + p.Addr().Addr().String()
 }
 
 // newResponse answers req (RFC 3261 §8.2.6). An empty tag is chosen by sipgo.

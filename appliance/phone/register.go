@@ -140,6 +140,17 @@ func (p *Phone) register(ctx context.Context, expires time.Duration) error {
 	return nil
 }
 
+// reconnected registers again over the connection that replaced a broken one
+// (RFC 5626 §4.2.1): the P-CSCF reaches the phone by the old one.
+func (p *Phone) reconnected() {
+	p.reg.mu.Lock()
+	once := !p.reg.expires.IsZero()
+	p.reg.mu.Unlock()
+	if once {
+		p.reg.schedule(0, func() { p.refresh(retryFirst) })
+	}
+}
+
 func refreshAfter(granted time.Duration) time.Duration {
 	if granted > 1200*time.Second {
 		return granted - 600*time.Second
@@ -165,22 +176,27 @@ func (p *Phone) exchangeRegister(ctx context.Context, expires time.Duration) (ti
 	if r.callID == "" {
 		r.callID, r.tag = newCallID(p), sip.GenerateTagN(10)
 	}
+	cred := p.password()
+	cred.sim, r.auth.failure = p.cfg.SIM, nil
 	raised := false
 	for {
 		r.cseq++
 		req := p.registerRequest(expires)
-		r.auth.apply(req, p.cfg.IMPI, p.cfg.Password)
+		r.auth.apply(req, cred)
 		if req.GetHeader("Authorization") == nil {
 			// Names the user in the first request (TS 24.229 §5.1.1.2.3).
-			req.AppendHeader(sip.NewHeader("Authorization", fmt.Sprintf(
-				`Digest username=%s, realm=%s, uri="sip:%s", nonce="", response=""`,
-				sipmsg.Quote(p.cfg.IMPI), sipmsg.Quote(p.cfg.Domain), p.cfg.Domain)))
+			value := fmt.Sprintf(`Digest username=%s, realm=%s, uri="sip:%s", nonce="", response=""`,
+				sipmsg.Quote(p.cfg.IMPI), sipmsg.Quote(p.cfg.Domain), p.cfg.Domain)
+			if cred.sim != nil {
+				value += ", algorithm=" + akaMD5
+			}
+			req.AppendHeader(sip.NewHeader("Authorization", value))
 		}
 		res, err := p.ep.exchange(ctx, req, p.cfg.Proxy)
 		if err != nil {
 			return 0, err
 		}
-		if r.auth.again(res) {
+		if r.auth.again(res, cred) {
 			continue
 		}
 		if least := seconds(res.GetHeader("Min-Expires")); res.StatusCode == 423 && !raised && least > expires && expires > 0 {
@@ -188,7 +204,11 @@ func (p *Phone) exchangeRegister(ctx context.Context, expires time.Duration) (ti
 			continue
 		}
 		if !res.IsSuccess() {
-			return 0, &StatusError{"REGISTER", res.StatusCode, res.Reason}
+			err := error(&StatusError{"REGISTER", res.StatusCode, res.Reason})
+			if r.auth.failure != nil {
+				err = fmt.Errorf("%w: %w", err, r.auth.failure)
+			}
+			return 0, err
 		}
 		return p.registered(res, expires), nil
 	}
@@ -200,7 +220,7 @@ func (p *Phone) registerRequest(expires time.Duration) *sip.Request {
 	req := p.newRequest(sip.REGISTER, registrar, p.from, p.reg.callID, p.reg.tag, p.reg.cseq)
 	id := sha256.Sum256([]byte(p.cfg.AOR))
 	req.AppendHeader(sip.NewHeader("Contact", fmt.Sprintf(`%s;+sip.instance="<urn:uuid:%x-%x-4%x-8%x-%x>"`,
-		p.contact, id[:4], id[4:6], id[6:8], id[8:10], id[10:16])))
+		p.contact(), id[:4], id[4:6], id[6:8], id[8:10], id[10:16])))
 	req.AppendHeader(sip.NewHeader("Expires", strconv.Itoa(int(expires.Seconds()))))
 	req.AppendHeader(sip.NewHeader("Supported", "path"))
 	req.AppendHeader(sip.NewHeader("Allow", allow))
@@ -236,7 +256,7 @@ func (p *Phone) registered(res *sip.Response, asked time.Duration) time.Duration
 
 // granted looks for the phone's own contact among those of the 200.
 func (p *Phone) granted(res *sip.Response, otherwise time.Duration) time.Duration {
-	own, err := sipmsg.ParseURI(strings.Trim(p.contact, "<>"))
+	own, err := sipmsg.ParseURI(strings.Trim(p.contact(), "<>"))
 	if err != nil {
 		return otherwise
 	}
