@@ -62,7 +62,7 @@ func TestCheckRefusesWhatCannotBeStored(t *testing.T) {
 		{"a global number with letters", identity("tel:+12ab"), `"tel:+12ab" is not a telephone number; ` + writeNumber},
 		{"a negative set", with(func(s *NewSubscriber) { s.Identities[0].Set = -1 }), "sip:alice@example.test is in registration set -1; number the sets from 0"},
 		{"a set whose identities are all barred", with(func(s *NewSubscriber) { s.Identities[2].Barred = true }), "every identity in the registration set of sips:work@example.test is barred; leave one of them unbarred"},
-		{"no secret", with(func(s *NewSubscriber) { s.HA1 = Credentials{} }), "alice@example.test has no secret; give a password or its HA1"},
+		{"no secret", with(func(s *NewSubscriber) { s.HA1 = Credentials{} }), "alice@example.test has no secret; give a password, its HA1, or K and OPc of a USIM"},
 		{"an HA1 of the wrong length", with(func(s *NewSubscriber) { s.HA1.SHA256 = md5Of }), "the SHA-256 HA1 of alice@example.test is malformed; write 64 lower-case hex digits"},
 		{"an HA1 that is no hex", with(func(s *NewSubscriber) { s.HA1.MD5 = strings.Repeat("x", 32) }), "the MD5 HA1 of alice@example.test is malformed; write 32 lower-case hex digits"},
 	}

@@ -48,6 +48,14 @@ func (s NewSubscriber) Check() error {
 			return Errorf(Invalid, "every identity in the registration set of %s is barred", id.URI).Advise("leave one of them unbarred")
 		}
 	}
+	if s.HA1 == (Credentials{}) && s.AKA == nil {
+		return Errorf(Invalid, "%s has no secret", s.IMPI).Advise("give a password, its HA1, or K and OPc of a USIM")
+	}
+	if s.AKA != nil {
+		if err := s.AKA.check(s.IMPI); err != nil {
+			return err
+		}
+	}
 	return s.HA1.check(s.IMPI)
 }
 
@@ -90,22 +98,34 @@ func telephone(s string) bool {
 }
 
 func (c Credentials) check(impi string) error {
-	if c.MD5 == "" && c.SHA256 == "" {
-		return Errorf(Invalid, "%s has no secret", impi).Advise("give a password or its HA1")
-	}
 	for _, h := range []struct {
 		name, value string
 		bytes       int
 	}{{"MD5", c.MD5, 16}, {"SHA-256", c.SHA256, 32}} {
-		if h.value == "" {
-			continue
-		}
-		// The value itself stays out of the message.
-		if b, err := hex.DecodeString(h.value); err != nil || len(b) != h.bytes || h.value != strings.ToLower(h.value) {
+		if h.value != "" && !hexOf(h.value, h.bytes) {
 			return Errorf(Invalid, "the %s HA1 of %s is malformed", h.name, impi).Advise(fmt.Sprintf("write %d lower-case hex digits", 2*h.bytes))
 		}
 	}
 	return nil
+}
+
+func (a AKA) check(impi string) error {
+	for _, h := range []struct {
+		name, value string
+		bytes       int
+	}{{"K", a.K, 16}, {"OPc", a.OPc, 16}, {"AMF", a.AMF, 2}} {
+		if !hexOf(h.value, h.bytes) {
+			// Not the value itself, which is a secret.
+			return Errorf(Invalid, "%s of the USIM of %s is malformed", h.name, impi).Advise(fmt.Sprintf("write %d lower-case hex digits", 2*h.bytes))
+		}
+	}
+	return nil
+}
+
+// hexOf reports whether s is so many bytes in lower-case hex.
+func hexOf(s string, bytes int) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == bytes && s == strings.ToLower(s)
 }
 
 // printable reports whether s is a short text of visible ASCII.

@@ -117,12 +117,16 @@ func (c *Client) AddSubscriber(ctx context.Context, s NewSubscriber, replace boo
 type revealed struct {
 	NewSubscriber
 	HA1 secrets `json:"ha1"`
+	AKA *keys   `json:"aka,omitempty"`
 }
 
-// secrets are Credentials without the methods that hide them.
-type secrets Credentials
+// secrets are Credentials, and keys AKA, without the methods that hide them.
+type (
+	secrets Credentials
+	keys    AKA
+)
 
-func reveal(s NewSubscriber) revealed { return revealed{s, secrets(s.HA1)} }
+func reveal(s NewSubscriber) revealed { return revealed{s, secrets(s.HA1), (*keys)(s.AKA)} }
 
 // RemoveSubscriber deletes a subscriber.
 func (c *Client) RemoveSubscriber(ctx context.Context, impi string) error {

@@ -121,6 +121,12 @@ type Subscriber struct {
 	Realm      string     `json:"realm"`
 	Identities []Identity `json:"identities"`
 	Algorithms []string   `json:"algorithms"` // for which a secret is stored: MD5, SHA-256
+	AKA        *StoredAKA `json:"aka,omitempty"`
+}
+
+// StoredAKA says that a subscriber has a USIM, and nothing of its secrets.
+type StoredAKA struct {
+	AMF string `json:"amf"` // 4 hex digits
 }
 
 // Identity is a public identity (IMPU) of a subscriber.
@@ -135,15 +141,16 @@ type NewSubscriber struct {
 	IMPI       string      `json:"impi"`
 	Realm      string      `json:"realm"`
 	Identities []Identity  `json:"identities"`
-	HA1        Credentials `json:"ha1"`
+	HA1        Credentials `json:"ha1"`           // zero: no password
+	AKA        *AKA        `json:"aka,omitempty"` // nil: no USIM
 	// Line it came from in an import file, for error messages; 0: none.
 	Line int `json:"line,omitempty"`
 }
 
 // Credentials are the digest secrets of a subscriber, H(IMPI:realm:password)
-// in lower-case hex (RFC 7616 §3.4.2). At least one is set. Printing, logging
-// and JSON hide them; only the client sends them, with ImportSubscribers and
-// AddSubscriber.
+// in lower-case hex (RFC 7616 §3.4.2). At least one is set, or AKA is. Printing,
+// logging and JSON hide them; only the client sends them, with ImportSubscribers
+// and AddSubscriber.
 type Credentials struct {
 	MD5    string `json:"md5,omitempty"`
 	SHA256 string `json:"sha256,omitempty"`
@@ -162,6 +169,27 @@ func (Credentials) LogValue() slog.Value { return slog.StringValue(hidden) }
 
 // MarshalJSON hides the secrets.
 func (Credentials) MarshalJSON() ([]byte, error) { return json.Marshal(hidden) }
+
+// AKA is what the network knows of a USIM (TS 33.102 §6.3, TS 35.206), in
+// lower-case hex. OPc stands for the operator's OP, which is not kept. K and OPc
+// are hidden like Credentials, and sent by the same two calls only.
+type AKA struct {
+	K   string `json:"k"`   // 32 digits
+	OPc string `json:"opc"` // 32 digits
+	AMF string `json:"amf"` // 4 digits, no secret
+}
+
+// String hides the secrets.
+func (AKA) String() string { return hidden }
+
+// Format hides the secrets from every verb.
+func (AKA) Format(s fmt.State, _ rune) { fmt.Fprint(s, hidden) }
+
+// LogValue hides the secrets.
+func (AKA) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// MarshalJSON hides the secrets.
+func (AKA) MarshalJSON() ([]byte, error) { return json.Marshal(hidden) }
 
 // SubscriberPage is a part of the list of subscribers, ordered by IMPI.
 type SubscriberPage struct {
