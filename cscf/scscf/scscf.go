@@ -13,6 +13,8 @@
 //     committed.
 //   - A request is served for a user who is registered here and whose identity
 //     is not barred, judged by the profile of that moment.
+//   - A request inside a dialog, or an ACK, passes only if the dialog was formed
+//     through here and its From is the dialog's.
 //   - Requests come from engines of the cluster only, each mode of our Route
 //     from the kind that may use it; what arrives from the wire is refused.
 //
@@ -20,7 +22,8 @@
 // even after a while (package nexthop), are answered 504, phones that cannot be
 // reached 480, a registration that could not be stored 500. A user who is assigned to
 // another group is not served. Records that cannot be read are skipped and
-// logged. Beyond the limits of Config calls are carried but not listed.
+// logged. Beyond the limits of Config a request that may form a dialog is
+// answered 503.
 package scscf
 
 import (
@@ -51,7 +54,7 @@ type Config struct {
 
 	Intervals   func() Intervals // asked for each REGISTER; nil: the defaults
 	MaxContacts int              // of one user; 10
-	MaxCalls    int              // that are listed; 100000
+	MaxDialogs  int              // requests that began dialogs which last, or may; one more is answered 503; 100000
 	Log         *slog.Logger
 }
 
@@ -83,8 +86,8 @@ func (c Config) withDefaults() Config {
 	if c.MaxContacts == 0 {
 		c.MaxContacts = 10
 	}
-	if c.MaxCalls == 0 {
-		c.MaxCalls = 100000
+	if c.MaxDialogs == 0 {
+		c.MaxDialogs = 100000
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -116,7 +119,7 @@ type CSCF struct {
 	live     hss.Live // nil: profiles are as old as the registration
 	assigned *assignment.Table
 	users    *registrar
-	calls    *calls
+	dialogs  *dialogs
 	orig     string // our Service-Route
 	dialog   string // our Record-Route
 
@@ -139,7 +142,7 @@ func New(cfg Config, core Core, store ha.Store) *CSCF {
 	c.orig, c.dialog = route(token.Orig), route(token.Dialog)
 	c.assigned = assignment.New(state.SCSCF, cfg.Group, core, c.log)
 	c.users = newRegistrar(c)
-	c.calls = newCalls(c)
+	c.dialogs = newDialogs(c)
 	return c
 }
 
@@ -158,8 +161,8 @@ func (c *CSCF) Load() {
 		switch {
 		case strings.HasPrefix(r.Key, userPrefix):
 			err = c.users.load(r, now)
-		case strings.HasPrefix(r.Key, callPrefix):
-			err = c.calls.load(r, now)
+		case strings.HasPrefix(r.Key, dialogPrefix):
+			err = c.dialogs.load(r, now)
 		}
 		if err != nil {
 			c.log.Error("load a record", "key", r.Key, "err", err)
@@ -180,7 +183,7 @@ type Figures struct {
 // Figures counts what the S-CSCF holds.
 func (c *CSCF) Figures() Figures {
 	f := c.users.figures()
-	f.Calls, f.Rejected = c.calls.len(), c.rejected.Load()
+	f.Calls, f.Rejected = c.dialogs.inCalls(), c.rejected.Load()
 	return f
 }
 
@@ -208,6 +211,8 @@ func (c *CSCF) Request(r *transaction.Request) {
 		c.register(r)
 	case registers:
 		r.Reply(403, "", nil)
+	case (mode == token.Orig || mode == token.Term) && m.ToTag() != "":
+		r.Reply(481, "", nil) // our Record-Route is in the route set of every dialog
 	case mode == token.Orig && from.Kind == state.PCSCF:
 		c.originating(r)
 	case mode == token.Term && from.Kind == state.ICSCF:
@@ -224,6 +229,9 @@ func (c *CSCF) Request(r *transaction.Request) {
 func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
 	sender, ok := c.core.State().Group(from.Group)
 	if mode := c.mode(m); !ok || sender.Kind == state.ICSCF || mode != token.Dialog {
+		return
+	}
+	if c.dialogs.inside(m, time.Now()) != nil {
 		return
 	}
 	m.Pop(sipmsg.Route)
@@ -246,6 +254,7 @@ func (c *CSCF) Stray(l *transaction.Layer, m *sipmsg.Message, from transaction.P
 	if _, ok = c.cfg.Sealer.Open(tok); !ok {
 		return
 	}
+	c.dialogs.heard(hashOf(m.CallID(), m.FromTag()), "", m, time.Now())
 	if to, err := c.core.Route(state.PCSCF, m); err == nil {
 		l.RelayResponse(m, to)
 	}

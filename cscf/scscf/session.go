@@ -49,10 +49,10 @@ func (c *CSCF) originating(r *transaction.Request) {
 		m.Add(sipmsg.PAssertedIdentity, "<"+second+">")
 	}
 	m.Remove(sipmsg.Route)
-	if dialogForming(m.Method()) {
-		m.Push(sipmsg.RecordRoute, c.dialog)
+	follow, done, ok := c.follow(r, m, Originating)
+	if !ok {
+		return
 	}
-	follow, done := c.follow(r, Originating)
 	nexthop.Send(r, nexthop.Hop{
 		Message:  m,
 		Route:    func(m *sipmsg.Message) (transaction.Peer, error) { return c.core.Route(state.ICSCF, m) },
@@ -116,10 +116,10 @@ func (c *CSCF) terminating(r *transaction.Request) {
 	m := r.Message.Clone()
 	m.Set(sipmsg.PCalledPartyID, "<"+m.RequestURI()+">")
 	m.Remove(sipmsg.Route)
-	if dialogForming(m.Method()) {
-		m.Push(sipmsg.RecordRoute, c.dialog)
+	follow, done, ok := c.follow(r, m, Terminating)
+	if !ok {
+		return
 	}
-	follow, done := c.follow(r, Terminating)
 	nexthop.Until(r, func() error {
 		groups, err := c.forks(m, s.contacts)
 		if err != nil {
@@ -167,37 +167,49 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) ([][]transaction.Tar
 	return groups, nil
 }
 
-// follow lists the call that an INVITE may begin, for as long as it may: the
-// first function sees its responses, the second takes it off the list if the
-// request was refused before any came.
-func (c *CSCF) follow(r *transaction.Request, half string) (
-	response func(*transaction.Request, *transaction.Target, *sipmsg.Message) transaction.Verdict, done func(),
+// follow takes part in the dialogs that a request may form: m, which goes on
+// for r, comes back through us, and the dialogs are remembered. The first
+// function sees the responses, the second forgets the request if it was refused
+// before any came. It is false for one that was refused here.
+func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half string) (
+	response func(*transaction.Request, *transaction.Target, *sipmsg.Message) transaction.Verdict, done func(), ok bool,
 ) {
-	if r.Message.Method() != "INVITE" {
-		return nil, func() {}
+	if !dialogForming(m.Method()) {
+		return nil, func() {}, true
 	}
-	k := c.calls.begin(r.Message, half, time.Now())
+	k, err := c.dialogs.begin(m, half, time.Now())
+	if err != nil {
+		c.log.Warn("remember a dialog", "err", err)
+		r.Reply(503, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.RetryAfter, "30") })
+		return nil, nil, false
+	}
+	m.Push(sipmsg.RecordRoute, c.dialog)
 	response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
-		c.calls.heard(k, half, m.Status())
+		c.dialogs.heard(k, half, m, time.Now())
 		return transaction.Pass
 	}
 	return response, func() {
 		if r.Finished() {
-			c.calls.heard(k, half, 480)
+			c.dialogs.dropped(k, half, time.Now())
 		}
-	}
+	}, true
 }
 
 // inDialog relays a request along its route set (RFC 3261 §16.4, §16.12).
 func (c *CSCF) inDialog(r *transaction.Request) {
 	m := r.Message.Clone()
+	switch err := c.dialogs.inside(m, time.Now()); {
+	case errors.Is(err, errStranger):
+		r.Reply(403, "", nil)
+		return
+	case err != nil:
+		r.Reply(481, "", nil)
+		return
+	}
 	m.Pop(sipmsg.Route)
 	if _, ok := c.token(m); !ok {
 		r.Reply(404, "", nil) // the route set leads out of the cluster: nowhere
 		return
-	}
-	if m.Method() == "BYE" {
-		c.calls.end(m)
 	}
 	nexthop.Send(r, nexthop.Hop{
 		Message: m,
