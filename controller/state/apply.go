@@ -283,7 +283,13 @@ func (c *change) putSubscribers(p *PutSubscribers) Result {
 	subs := make([]Subscriber, len(p.Subscribers))
 	for i := range p.Subscribers {
 		subs[i] = p.Subscribers[i].clone()
-		if old, ok := c.subscribers.get(subs[i].IMPI); ok && subs[i].AKA.sameSIM(old.AKA) && subs[i].AKA.Offset == 0 {
+		subs[i].Since = c.s.index
+		old, ok := c.subscribers.get(subs[i].IMPI)
+		if !ok {
+			continue
+		}
+		subs[i].Since = old.Since
+		if subs[i].AKA.sameSIM(old.AKA) && subs[i].AKA.Offset == 0 {
 			subs[i].AKA.Offset = old.AKA.Offset
 		}
 	}

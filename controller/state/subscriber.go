@@ -16,6 +16,9 @@ type Subscriber struct {
 	Identities []Identity `cbor:"p" json:"identities"`
 	HA1        HA1        `cbor:"h,omitempty" json:"ha1,omitempty"`
 	AKA        *AKA       `cbor:"a,omitempty" json:"aka,omitempty"`
+	// Since is the index of the log entry that added the subscriber: one who was
+	// removed and added again is another. Apply sets it.
+	Since uint64 `cbor:"n,omitempty" json:"-"`
 }
 
 // Identity is a public identity (IMPU). The first identity of a set that is

@@ -39,7 +39,7 @@ func owner(s *state.State, impi, impu string) (state.Subscriber, state.Identity,
 }
 
 func profile(sub state.Subscriber) Profile {
-	return Profile{IMPI: sub.IMPI, Identities: sub.Identities}
+	return Profile{IMPI: sub.IMPI, Identities: sub.Identities, Since: sub.Since}
 }
 
 // UserAuthorization refuses an identity whose implicit registration set is

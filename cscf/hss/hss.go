@@ -122,6 +122,7 @@ type ServerAssignmentAnswer struct {
 type Profile struct {
 	IMPI       string
 	Identities []state.Identity // of all implicit registration sets, in order
+	Since      uint64           // differs for another subscription under the same IMPI
 }
 
 // Identity finds a public identity by its canonical AOR.
@@ -148,7 +149,7 @@ func (p Profile) Associated(set int) []string {
 
 // Equal reports whether two profiles say the same.
 func (p Profile) Equal(o Profile) bool {
-	return p.IMPI == o.IMPI && slices.Equal(p.Identities, o.Identities)
+	return p.IMPI == o.IMPI && p.Since == o.Since && slices.Equal(p.Identities, o.Identities)
 }
 
 // Await asks a question and hands the answer on where the caller wants it: an

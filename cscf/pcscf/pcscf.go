@@ -5,7 +5,7 @@
 // It does not authenticate (the S-CSCF does), does not choose where a phone
 // belongs (the front and the cluster state do), opens no socket and keeps no
 // dialogs: a dialog's requests find their way by the tokens in its route set,
-// and whether the dialog exists is for the phones to say.
+// and whether the dialog exists is for the S-CSCF to say.
 //
 // Invariants:
 //   - Nothing that a phone claims about its identity, its charging or its way

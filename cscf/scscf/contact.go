@@ -59,6 +59,9 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 	}
 	for v := range m.Elements(sipmsg.Contact) {
 		if strings.TrimSpace(v) == "*" {
+			if all {
+				return nil, false, refuse(400, "Contact * Not Alone or Without Expires 0")
+			}
 			all = true
 			continue
 		}
@@ -68,6 +71,9 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 		}
 		u, err := sipmsg.ParseURI(a.URI)
 		if err != nil || u.Scheme != "sip" && u.Scheme != "sips" || len(a.URI) > maxContactURI || len(a.Params) > maxContactParams {
+			return nil, false, refuse(400, "Unusable Contact")
+		}
+		if c.ours(u) {
 			return nil, false, refuse(400, "Unusable Contact")
 		}
 		w := wish{contact: contact{URI: a.URI, Params: string(a.Params.Without("expires")), Q: 1000}, lifetime: header}
@@ -87,6 +93,22 @@ func (c *CSCF) wishes(m *sipmsg.Message) (list []wish, all bool, no *refusal) {
 		return nil, false, refuse(400, "Contact * Not Alone or Without Expires 0")
 	}
 	return list, all, nil
+}
+
+// ours reports whether a URI names an entry of the cluster, which is no phone:
+// requests for it would come back to us. Names are not looked up.
+func (c *CSCF) ours(u sipmsg.URI) bool {
+	addr, ok := u.HostPort()
+	if !ok {
+		return false
+	}
+	at := addr.Addr().Unmap()
+	for n := range c.core.State().Nodes() {
+		if (at == n.Service || at == n.Service6) && (addr.Port() == n.P || addr.Port() == n.I || addr.Port() == n.S) {
+			return true
+		}
+	}
+	return false
 }
 
 // lifetime reads delta-seconds; a malformed value means the default (RFC 3261

@@ -27,11 +27,9 @@ func (c *CSCF) register(r *transaction.Request) {
 		r.Reply(400, "Malformed To", nil)
 		return
 	}
-	for option := range m.Elements(sipmsg.Require) {
-		if !strings.EqualFold(option, "path") {
-			r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
-			return
-		}
+	if list := unsupported(m); list != "" {
+		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, list) })
+		return
 	}
 	list, all, no := c.wishes(m)
 	if no != nil {
@@ -50,6 +48,18 @@ func (c *CSCF) register(r *transaction.Request) {
 				c.assign(r, a.IMPI, impu, list, all)
 			}
 		})
+}
+
+// unsupported lists the options of Require that a registrar here does not know
+// (RFC 3261 §8.2.2.3).
+func unsupported(m *sipmsg.Message) string {
+	var list []string
+	for option := range m.Elements(sipmsg.Require) {
+		if !strings.EqualFold(option, "path") {
+			list = append(list, option)
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // credentials reads the digest credentials of a request; those of other

@@ -90,7 +90,11 @@ func (g *registrar) update(p hss.Profile, now time.Time, change func(old []conta
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	u := g.user(p.IMPI)
-	next, no := change(u.Contacts)
+	old := u.Contacts
+	if u.Profile.Since != p.Since { // they are of a subscription that is gone
+		old = nil
+	}
+	next, no := change(old)
 	if no != nil {
 		g.persist(u, nil) // the nonce was used all the same
 		return no
@@ -376,7 +380,7 @@ func (g *registrar) find(ids []string, now time.Time) (served, bool) {
 		}
 		if g.c.live != nil {
 			p, ok := g.c.live.Profile(impi)
-			if !ok {
+			if !ok || p.Since != s.profile.Since {
 				continue
 			}
 			s.profile = p

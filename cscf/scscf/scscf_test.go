@@ -324,6 +324,8 @@ func TestContacts(t *testing.T) {
 			is(400)("without Expires", "Contact: *"),
 			is(400)("with Expires", "Contact: *", "Expires: 1"),
 			is(400)("with another", "Contact: *", "Contact: <sip:c@192.0.2.1>", "Expires: 0"),
+			is(400)("twice", "Contact: *", "Contact: *", "Expires: 0"),
+			is(400)("with a parameter", "Contact: *;expires=0", "Expires: 0"),
 			is(200)("right", "Contact: *", "Expires: 0"),
 			is(200)("again", "Contact: *", "Expires: 0"),
 		}},
@@ -343,6 +345,11 @@ func TestContacts(t *testing.T) {
 			is(400)("a mailbox", "Contact: <mailto:a@x>"),
 			is(400)("a number", "Contact: <tel:+49>"),
 			is(400)("no URI", "Contact: alice"),
+			is(400)("our P entry", "Contact: <sip:a@127.0.0.1>"),
+			is(400)("another node's S entry", "Contact: <sip:a@127.0.0.2:6060;transport=tcp>"),
+			is(400)("a host that begins with a dot", "Contact: <sip:a@.1>"),
+			is(200, "<sip:a@127.0.0.1:5099>;expires=3600")("a phone on the machine of a node", "Contact: <sip:a@127.0.0.1:5099>"),
+			is(200)("", "Contact: <sip:a@127.0.0.1:5099>;expires=0"),
 			is(400)("a long one", "Contact: <sip:"+strings.Repeat("a", 1100)+"@192.0.2.1>"),
 			is(421)("without Path", "Path: ", "Contact: <sip:a@192.0.2.1>"),
 			is(420)("an extension nobody knows", "Require: path, foo"),
@@ -476,7 +483,7 @@ func TestOutcome(t *testing.T) {
 	})
 	run(t, "damaged records do not matter", func(t *testing.T, b *bench) {
 		b.register("alice", alice, contact)
-		for _, key := range []string{"user/x", "user/", "call/zz", "call/00112233445566778899aabbccddeeff", "else"} {
+		for _, key := range []string{"user/x", "user/", "dialog/zz", "dialog/00112233445566778899aabbccddeeff", "else"} {
 			b.Store.Put(b.cfg.Group, key, []byte("\xa1\x00\x01"), time.Time{}, nil)
 			b.Store.Put(b.cfg.Group, key+"x", []byte("\xff"), time.Time{}, nil)
 		}

@@ -47,7 +47,9 @@ func TestWhoMaySend(t *testing.T) {
 			{"originating by nobody", "p", token.Orig, "MESSAGE", []string{"P-Asserted-Identity: <sip:nobody@ims.test>"}, 403},
 			{"originating by an unregistered user", "p", token.Orig, "MESSAGE", []string{"P-Asserted-Identity: <sip:bob@ims.test>"}, 403},
 			{"terminating to an unregistered user", "i", token.Term, "MESSAGE", []string{}, 480},
-			{"a dialog that leads out of the cluster", "p", token.Dialog, "BYE", []string{"To: <sip:x@x>;tag=1"}, 404},
+			{"a dialog that nobody knows", "p", token.Dialog, "BYE", []string{"To: <sip:x@x>;tag=1"}, 481},
+			{"an invented To tag by the Service-Route", "p", token.Orig, "MESSAGE", []string{from, "To: <sip:x@x>;tag=1"}, 481},
+			{"an invented To tag by way of the I-CSCF", "i", token.Term, "MESSAGE", []string{"To: <sip:x@x>;tag=1"}, 481},
 		} {
 			e := map[string]*cscftest.Engine{"p": b.p, "i": b.i}[c.from]
 			resp := b.ask(e, b.request(e, c.mode, c.method, "sip:bob@ims.test", c.headers...))
@@ -89,7 +91,7 @@ func TestOriginating(t *testing.T) {
 			if _, ok := got.Value(sipmsg.Route); ok || got.RequestURI() != "sip:bob@ims.test" {
 				t.Errorf("went on as:\n%s", got.Bytes())
 			}
-			b.i.Send(b.e, got.Response(200, "", "x"))
+			b.i.Send(b.e, got.Response(200, "", "b"))
 			b.p.Next()
 		}
 	})
@@ -196,7 +198,7 @@ func TestCalls(t *testing.T) {
 	}
 	bye := func(b *bench, m *sipmsg.Message) *sipmsg.Message {
 		from, _ := m.Value(sipmsg.From)
-		out := b.request(b.p, token.Dialog, "BYE", "sip:x@192.0.2.9", "To: "+from, "From: <"+bob+">;tag=x", "Call-ID: "+m.CallID())
+		out := b.request(b.p, token.Dialog, "BYE", "sip:x@192.0.2.9", "To: "+from, "From: <"+bob+">;tag=b", "Call-ID: "+m.CallID())
 		out.Add(sipmsg.Route, b.path(9))
 		return out
 	}
@@ -207,7 +209,7 @@ func TestCalls(t *testing.T) {
 		if s := states(b.r); !slices.Equal(s, []string{"term ringing"}) {
 			t.Errorf("calls %v", s)
 		}
-		b.p.Send(b.e, got.Response(200, "", "x"))
+		b.p.Send(b.e, got.Response(200, "", "b"))
 		b.start()
 		calls := b.r.Calls()
 		if len(calls) != 1 || calls[0].State != scscf.Confirmed || calls[0].CallID != m.CallID() || calls[0].To != bob || calls[0].From != "sip:x@ims.test" {
@@ -226,38 +228,43 @@ func TestCalls(t *testing.T) {
 	run(t, "a call whose end nobody saw is forgotten", func(t *testing.T, b *bench) {
 		b.register("bob", bob, "Contact: <sip:1@192.0.2.1>;expires=86400")
 		_, got := invite(b)
-		b.p.Send(b.e, got.Response(200, "", "x"))
+		b.p.Send(b.e, got.Response(200, "", "b"))
 		b.Sleep(12*time.Hour + time.Second)
 		if s := states(b.r); len(s) != 0 {
 			t.Errorf("calls %v", s)
 		}
 	})
-	run(t, "the list is bounded, calls are not", func(t *testing.T, b *bench) {
-		b.cfg.MaxCalls = 1
+	run(t, "beyond what can be remembered a call is refused, until another ends", func(t *testing.T, b *bench) {
+		b.cfg.MaxDialogs = 1
 		b.start()
 		b.register("bob", bob, "Contact: <sip:1@192.0.2.1>")
-		_, first := invite(b)
-		_, second := invite(b)
-		for _, m := range []*sipmsg.Message{first, second} {
-			b.p.Send(b.e, m.Response(200, "", "x"))
-		}
+		m, first := invite(b)
+		b.p.Send(b.e, first.Response(200, "", "b"))
 		if s := states(b.r); !slices.Equal(s, []string{"term confirmed"}) {
 			t.Errorf("calls %v", s)
 		}
 		if f := b.r.Figures(); f.Calls != 1 {
 			t.Errorf("figures %+v", f)
 		}
+		b.i.Next() // 200
+		if resp := b.ask(b.i, b.request(b.i, token.Term, "INVITE", bob, "From: <sip:y@ims.test>;tag=y")); resp.Status() != 503 {
+			t.Errorf("status %d", resp.Status())
+		}
+		b.p.Send(b.e, bye(b, m))
+		b.p.Send(b.e, b.p.Next().Response(200, "", ""))
+		b.Sleep(time.Minute)
+		invite(b)
 	})
 	run(t, "an ACK and a response of a lost transaction find their way", func(t *testing.T, b *bench) {
 		b.register("bob", bob, "Contact: <sip:1@192.0.2.1>")
 		m, got := invite(b)
 		b.start()
-		b.p.Send(b.e, got.Response(200, "", "x"))
+		b.p.Send(b.e, got.Response(200, "", "b"))
 		if resp := b.i.Next(); resp.Status() != 200 {
 			t.Errorf("status %d", resp.Status())
 		}
 		from, _ := m.Value(sipmsg.From)
-		ack := b.request(b.p, token.Dialog, "ACK", "sip:1@192.0.2.1", "From: "+from, "To: <"+bob+">;tag=x", "Call-ID: "+m.CallID())
+		ack := b.request(b.p, token.Dialog, "ACK", "sip:1@192.0.2.1", "From: "+from, "To: <"+bob+">;tag=b", "Call-ID: "+m.CallID())
 		ack.Add(sipmsg.Route, b.path(1))
 		b.p.Send(b.e, ack)
 		relayed := b.p.Next()
