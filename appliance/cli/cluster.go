@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,11 +21,11 @@ import (
 func (a *app) cluster() *cobra.Command {
 	status := a.status() // where some look for it first
 	status.Hidden = true
-	return group("cluster", "Found a cluster and certify its nodes", nil, a.clusterInit(), a.clusterIssue(), a.clusterJoin(), status)
+	return group("cluster", "Found a cluster and certify its nodes", nil, a.clusterInit(), a.clusterToken(), a.clusterJoin(), a.clusterRenew(), a.clusterIssue(), status)
 }
 
 // caDir holds the cluster's own certificate authority, on the node that founded it.
-func caDir(c *config.Config) string { return filepath.Join(c.Node.DataDir, "ca") }
+func caDir(c *config.Config) string { return identity.CADir(c.Node.DataDir) }
 
 func (a *app) clusterInit() *cobra.Command {
 	var name string
@@ -59,7 +60,7 @@ func (a *app) clusterInit() *cobra.Command {
 			fmt.Fprintf(a.out, "cluster %s (%s) is founded; its key is in %s, keep a copy in a safe place\n", clean(ca.Name), ca.ID, caDir(cfg))
 			for _, m := range cfg.Cluster.Controllers {
 				if m.Name != cfg.Node.Name {
-					fmt.Fprintf(a.out, "next: bellwether cluster issue %s -c %s\n", m.Name, a.config)
+					fmt.Fprintf(a.out, "next: bellwether cluster token %s -c %s\n", m.Name, a.config)
 				}
 			}
 			fmt.Fprintf(a.out, "then: bellwether node -c %s\n", a.config)
@@ -90,7 +91,7 @@ func found(cfg *config.Config, name string) (*pki.CA, error) {
 		return nil, err
 	default:
 		if _, err := pki.NodeName(dir); err == nil {
-			return nil, fmt.Errorf("cluster %s (%s) is founded already; certify other nodes with bellwether cluster issue NODE", ca.Name, ca.ID)
+			return nil, fmt.Errorf("cluster %s (%s) is founded already; certify other nodes with bellwether cluster token NODE", ca.Name, ca.ID)
 		}
 	}
 	b, err := pki.IssueBundle(ca, cfg.Node.Name, addresses(cfg.Cluster.Address.Addr(), cfg.SIP.Address))
@@ -117,9 +118,9 @@ func (a *app) clusterIssue() *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use:   "issue NODE",
-		Short: "Certify another node, on the node that founded the cluster",
+		Short: "Certify another node without a network, on the node that founded the cluster",
 		Long: "Certify another node of the configuration's cluster.controllers, on the node that founded the\n" +
-			"cluster. The file that it writes holds the node's key: bring it there by a safe way, run\n" +
+			"cluster, where the machines cannot reach each other yet; else use bellwether cluster token. The file that it writes holds the node's key: bring it there by a safe way, run\n" +
 			"bellwether cluster join FILE there, and delete it.",
 		Example:           "  bellwether cluster issue n2 -c n1.yaml\n  scp n2.tar n2:\n  ssh n2 bellwether cluster join n2.tar",
 		Args:              exactly("the name of a NODE"),
@@ -155,20 +156,24 @@ func (a *app) clusterIssue() *cobra.Command {
 }
 
 func issue(cfg *config.Config, node string) (*pki.Bundle, error) {
-	for _, m := range cfg.Cluster.Controllers {
-		if m.Name != node {
-			continue
-		}
-		ca, err := pki.LoadCA(caDir(cfg))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("this node did not found the cluster: there is no %s; run this on the node where you ran bellwether cluster init", caDir(cfg))
-		}
-		if err != nil {
-			return nil, err
-		}
-		return pki.IssueBundle(ca, node, []netip.Addr{m.Address.Addr()})
+	m, ca, err := founded(cfg, node)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%q is not among cluster.controllers of %s; add it there first", node, cfg.File)
+	return pki.IssueBundle(ca, node, []netip.Addr{m.Address.Addr()})
+}
+
+// founded loads the CA, and finds the node that is to be certified.
+func founded(cfg *config.Config, node string) (config.Controller, *pki.CA, error) {
+	i := slices.IndexFunc(cfg.Cluster.Controllers, func(m config.Controller) bool { return m.Name == node })
+	if i < 0 {
+		return config.Controller{}, nil, fmt.Errorf("%q is not among cluster.controllers of %s; add it there first", node, cfg.File)
+	}
+	ca, err := pki.LoadCA(caDir(cfg))
+	if errors.Is(err, fs.ErrNotExist) {
+		return config.Controller{}, nil, fmt.Errorf("this node did not found the cluster: there is no %s; run this on the node where you ran bellwether cluster init", caDir(cfg))
+	}
+	return cfg.Cluster.Controllers[i], ca, err
 }
 
 func writeBundle(b *pki.Bundle, path string) error {
@@ -184,51 +189,4 @@ func writeBundle(b *pki.Bundle, path string) error {
 		return errors.Join(err, os.Remove(path))
 	}
 	return nil
-}
-
-func (a *app) clusterJoin() *cobra.Command {
-	return &cobra.Command{
-		Use:     "join FILE",
-		Short:   "Make this machine the node that a file of cluster issue is for",
-		Example: "  bellwether cluster join n2.tar -c n2.yaml",
-		Args:    exactly("the FILE that bellwether cluster issue wrote"),
-		RunE: func(_ *cobra.Command, args []string) error {
-			cfg, err := config.Load(a.config)
-			if err != nil {
-				return err
-			}
-			b, err := join(cfg, args[0])
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.print(struct {
-					Cluster pki.Cluster `json:"cluster"`
-					Node    string      `json:"node"`
-				}{b.Cluster, b.Node})
-			}
-			fmt.Fprintf(a.out, "this is now node %s of cluster %s (%s); delete %s\nnext: bellwether node -c %s\n", b.Node, clean(b.Cluster.Name), b.Cluster.ID, clean(args[0]), clean(a.config))
-			return nil
-		},
-	}
-}
-
-func join(cfg *config.Config, path string) (*pki.Bundle, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read bundle: %w", err)
-	}
-	defer f.Close()
-	b, err := pki.ReadTar(f)
-	if err != nil {
-		return nil, fmt.Errorf("%w; %s is not a file that bellwether cluster issue wrote", err, path)
-	}
-	if b.Node != cfg.Node.Name {
-		return nil, fmt.Errorf("%s is for node %s, but %s is for node %s; run this on %s", path, b.Node, cfg.File, cfg.Node.Name, b.Node)
-	}
-	dir := identity.Dir(cfg.Node.DataDir)
-	if there, err := pki.LoadCluster(dir); err == nil {
-		return nil, fmt.Errorf("this node belongs to cluster %s (%s) already; give it another node.data_dir to join a new one", there.Name, there.ID)
-	}
-	return b, b.WriteDir(dir)
 }

@@ -21,12 +21,12 @@ func TestAClusterIsFoundedAndJoined(t *testing.T) {
 
 	r = run(t, Hooks{}, "", "cluster", "init", "-c", n1)
 	m := regexp.MustCompile(`^cluster example\.test \(([a-z0-9]+)\) is founded; its key is in (\S+), keep a copy in a safe place\n` +
-		`next: bellwether cluster issue n2 -c \S+\nnext: bellwether cluster issue n3 -c \S+\nthen: bellwether node -c \S+\n$`).FindStringSubmatch(r.out)
+		`next: bellwether cluster token n2 -c \S+\nnext: bellwether cluster token n3 -c \S+\nthen: bellwether node -c \S+\n$`).FindStringSubmatch(r.out)
 	if m == nil || r.code != OK {
 		t.Fatalf("init = %+v", r)
 	}
 	id := m[1]
-	run(t, Hooks{}, "", "cluster", "init", "-c", n1).is(t, "", "bellwether: cluster example.test ("+id+") is founded already; certify other nodes with bellwether cluster issue NODE\n", Failed)
+	run(t, Hooks{}, "", "cluster", "init", "-c", n1).is(t, "", "bellwether: cluster example.test ("+id+") is founded already; certify other nodes with bellwether cluster token NODE\n", Failed)
 
 	run(t, Hooks{}, "", "cluster", "issue", "n9", "-c", n1).is(t, "", `bellwether: "n9" is not among cluster.controllers of `+n1+"; add it there first\n", Failed)
 	r = run(t, Hooks{}, "", "cluster", "issue", "n2", "-c", n1, "-o", bundle, "--json")

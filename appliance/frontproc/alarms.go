@@ -125,7 +125,7 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 		critical("node_twice:"+node, node, "two machines say that they are node "+node,
 			"stop the one that is not meant to be; was a machine cloned with its data_dir")
 	}
-	return out
+	return append(out, p.certificateAlarms(now)...)
 }
 
 // members are the nodes that ought to be there: the controllers of the

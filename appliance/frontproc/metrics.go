@@ -30,6 +30,8 @@ var (
 	descTerm      = prometheus.NewDesc("bellwether_raft_term", "Raft term.", nil, nil)
 	descApplied   = prometheus.NewDesc("bellwether_raft_applied_index", "Last log index in this node's copy of the state.", nil, nil)
 	descSubs      = prometheus.NewDesc("bellwether_subscribers", "Provisioned subscribers.", nil, nil)
+	descJoin      = prometheus.NewDesc("bellwether_join_requests_total", "Requests of machines to join or to renew a certificate, by result.", []string{"result"}, nil)
+	descCertEnd   = prometheus.NewDesc("bellwether_certificate_end_seconds", "When this node's certificate runs out, in seconds since 1970.", nil, nil)
 	descReady     = prometheus.NewDesc("bellwether_ready", "1 while SIP through this node's P-CSCF port is answered.", nil, nil)
 )
 
@@ -82,6 +84,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		count(descReplied, n, strconv.Itoa(status))
 	}
 	gauge(descFlows, float64(fs.Flows))
+	if c.p.joins != nil {
+		for result, n := range c.p.joins.Results() {
+			count(descJoin, n, result)
+		}
+	}
+	if cert, _, err := c.p.renewer.Status(); err == nil {
+		gauge(descCertEnd, float64(cert.NotAfter.Unix()))
+	}
 	leader, ok := c.p.ctl.Leader()
 	gauge(descLeader, number(leader == c.p.cfg.Node.Name))
 	gauge(descQuorum, number(ok))

@@ -29,6 +29,7 @@ import (
 
 	"bellwether/appliance/config"
 	"bellwether/appliance/identity"
+	"bellwether/appliance/joining"
 	"bellwether/appliance/workerlink"
 	"bellwether/appliance/workerproc"
 	"bellwether/controller/admin"
@@ -65,6 +66,8 @@ type Process struct {
 	workers *workers
 	alarms  *alarms
 	shown   fronts
+	joins   *joining.Server // nil where the cluster was not founded here
+	renewer *joining.Renewer
 	ready   *prober
 	reload  func() (applied, pending []config.Change, err error)
 }
@@ -96,6 +99,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		return fmt.Errorf("open the SIP ports: %w", bound("sip.address", err))
 	}
 	defer p.front.Close()
+	p.certificates(id.Dir(), m)
 	p.workers = &workers{p: p, conns: map[*link.Conn]*peer{}}
 	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
 
@@ -111,6 +115,12 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	wg.Go(func() { p.workers.accept(ctx, local, cfg.Node.Name) })
 	wg.Go(func() { p.workers.accept(ctx, remote, "") })
 	wg.Go(func() { p.workers.tick(ctx) })
+	wg.Go(func() { p.renewer.Run(ctx) })
+	wg.Go(func() { p.markBegun(ctx) })
+	if p.joins != nil {
+		open := m.HandleOpen(joining.Protocol)
+		wg.Go(func() { p.joins.Serve(ctx, open) })
+	}
 	wg.Go(func() { p.ready.run(ctx) })
 	adm, err := admin.Listen(cfg.AdminSocket())
 	if err != nil {

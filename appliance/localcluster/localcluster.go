@@ -83,29 +83,17 @@ func Create(spec Spec) (*Cluster, error) {
 // create writes the files of a node; the first one keeps the CA.
 func (n *Node) create(ca *pki.CA, first bool) error {
 	dir := identity.Dir(n.DataDir())
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if first {
+		if err := ca.Save(identity.CADir(n.DataDir())); err != nil {
+			return err
+		}
+	}
+	b, err := pki.IssueBundle(ca, n.Name, []netip.Addr{n.Address})
+	if err != nil {
 		return err
 	}
-	ips := []netip.Addr{n.Address}
-	if first {
-		if err := ca.Save(dir); err != nil {
-			return err
-		}
-		cert, key, err := pki.IssueNode(ca, n.Name, ips)
-		if err != nil {
-			return err
-		}
-		if err := pki.SaveNode(dir, cert, key); err != nil {
-			return err
-		}
-	} else {
-		b, err := pki.IssueBundle(ca, n.Name, ips)
-		if err != nil {
-			return err
-		}
-		if err := b.WriteDir(dir); err != nil {
-			return err
-		}
+	if err := b.WriteDir(dir); err != nil {
+		return err
 	}
 	return os.WriteFile(n.ConfigFile(), []byte(n.config()), 0o600)
 }

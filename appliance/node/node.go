@@ -30,6 +30,7 @@ import (
 	"bellwether/appliance/config"
 	"bellwether/appliance/frontproc"
 	"bellwether/appliance/identity"
+	"bellwether/appliance/joining"
 	"bellwether/appliance/supervisor"
 	"bellwether/appliance/workerproc"
 	"bellwether/controller/mesh"
@@ -60,6 +61,9 @@ func (n *Node) load(process string) (*config.Config, *identity.Identity, error) 
 	cfg, err := n.config(process)
 	if err != nil {
 		return nil, nil, err
+	}
+	if process == "" {
+		joining.RenewHere(identity.Dir(cfg.Node.DataDir), identity.CADir(cfg.Node.DataDir), cfg.Node.Name, cfg.Cluster.Address.Addr())
 	}
 	id, err := identity.Load(cfg.Node.DataDir, cfg.Node.Name)
 	if err != nil {

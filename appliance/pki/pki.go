@@ -3,13 +3,17 @@
 //
 // `ca.pem` and `ca.key` make a directory the CA's; `ca.pem`, `node.pem` and
 // `node.key` make it a node's. Keys have mode 0600. Nothing that exists is ever
-// overwritten. A certificate names its holder by URI, as package mesh reads it.
+// overwritten, but for a node's own certificate and key, which Replace changes
+// together. A certificate names its holder by URI, as package mesh reads it,
+// and its role by organizational unit.
 //
-// The package does not renew, revoke or hand out certificates over a network,
-// and does not encrypt keys: the directory is what protects them.
+// The package does not hand out certificates over a network (package joining
+// does), revokes none, and does not encrypt keys: the directory is what
+// protects them.
 //
 // Failure modes: files that are missing, not PEM, or do not belong together
-// are refused when loaded, with the file's name.
+// are refused when loaded, with the file's name. A Replace that is cut short
+// leaves the old pair or the new one.
 package pki
 
 import (
@@ -23,7 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -31,8 +34,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-
-	"bellwether/controller/mesh"
 )
 
 // The files of a CA's and a node's directory.
@@ -51,11 +52,19 @@ const (
 	clockSkew    = time.Hour
 )
 
+// Controller is the only role that a node has so far.
+const Controller = "controller"
+
+// LifetimeFile, beside the CA's key, holds another lifetime for the
+// certificates that it issues, such as 30s. Tests use it.
+const LifetimeFile = "lifetime"
+
 // CA signs the certificates of one cluster's nodes.
 type CA struct {
 	Cluster
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	cert     *x509.Certificate
+	key      *ecdsa.PrivateKey
+	lifetime time.Duration // of the certificates that it issues
 }
 
 // nameRule is what can stand in a URI, a file name and a label alike.
@@ -94,7 +103,7 @@ func CreateCA(clusterID, name string) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create CA: %w", err)
 	}
-	return &CA{Cluster: cluster, cert: cert, key: key}, nil
+	return &CA{Cluster: cluster, cert: cert, key: key, lifetime: nodeValidity}, nil
 }
 
 func caURI(clusterID string) *url.URL {
@@ -111,45 +120,21 @@ func template(commonName string, name *url.URL, validity time.Duration) (*x509.C
 		SerialNumber: serial.Add(serial, big.NewInt(1)), // RFC 5280 §4.1.2.2: positive
 		Subject:      pkix.Name{CommonName: commonName},
 		URIs:         []*url.URL{name},
-		NotBefore:    now.Add(-clockSkew),
+		NotBefore:    now.Add(-min(clockSkew, validity/10)),
 		NotAfter:     now.Add(validity),
 	}, nil
 }
 
-// IssueNode signs a certificate for a node, valid for a year, and gives it and
-// its new key in PEM. Addresses are informative: nodes know each other by name.
+// IssueNode signs a certificate for a node that is a controller, valid for a
+// year, and gives it and its new key in PEM. Addresses are informative: nodes
+// know each other by name.
 func IssueNode(ca *CA, node string, ips []netip.Addr) (certPEM, keyPEM []byte, err error) {
-	if err := checkName("node name", node); err != nil {
-		return nil, nil, fmt.Errorf("issue certificate: %w", err)
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	r, err := NewRequest(node)
 	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate for node %s: %w", node, err)
+		return nil, nil, err
 	}
-	template, err := template(node, mesh.NodeURI(ca.ID, node), nodeValidity)
-	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate for node %s: %w", node, err)
-	}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	for _, ip := range ips {
-		if !ip.IsValid() || ip.Zone() != "" {
-			return nil, nil, fmt.Errorf("issue certificate for node %s: %q is not an IP address", node, ip)
-		}
-		template.IPAddresses = append(template.IPAddresses, net.IP(ip.AsSlice()))
-	}
-	if template.NotAfter.After(ca.cert.NotAfter) {
-		template.NotAfter = ca.cert.NotAfter
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate for node %s: %w", node, err)
-	}
-	keyPEM, err = encodeKey(key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("issue certificate for node %s: %w", node, err)
-	}
-	return encodeCert(der), keyPEM, nil
+	certPEM, err = ca.Certify(r.DER, node, Controller, ips)
+	return certPEM, r.key, err
 }
 
 // CertPEM is the CA's certificate, which every node holds.
@@ -169,7 +154,7 @@ func (ca *CA) Save(dir string) error {
 
 // LoadCA reads ca.pem and ca.key from dir.
 func LoadCA(dir string) (*CA, error) {
-	cert, err := loadCACert(dir)
+	cert, err := LoadCACert(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load CA: %w", err)
 	}
@@ -185,7 +170,13 @@ func LoadCA(dir string) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load CA: %s: %w", filepath.Join(dir, CAFile), err)
 	}
-	return &CA{Cluster: cluster, cert: cert, key: key}, nil
+	ca := &CA{Cluster: cluster, cert: cert, key: key, lifetime: nodeValidity}
+	if text, err := os.ReadFile(filepath.Join(dir, LifetimeFile)); err == nil {
+		if ca.lifetime, err = time.ParseDuration(strings.TrimSpace(string(text))); err != nil || ca.lifetime <= 0 {
+			return nil, fmt.Errorf("load CA: %s does not hold a duration such as 30s", filepath.Join(dir, LifetimeFile))
+		}
+	}
+	return ca, nil
 }
 
 // clusterOf reads the cluster from a CA certificate that CreateCA made.
@@ -200,7 +191,8 @@ func clusterOf(cert *x509.Certificate) (Cluster, error) {
 	return c, c.validate()
 }
 
-func loadCACert(dir string) (*x509.Certificate, error) {
+// LoadCACert reads ca.pem from dir.
+func LoadCACert(dir string) (*x509.Certificate, error) {
 	path := filepath.Join(dir, CAFile)
 	text, err := readSmall(path)
 	if err != nil {
@@ -220,20 +212,9 @@ func loadCACert(dir string) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// LoadPool reads ca.pem from dir.
-func LoadPool(dir string) (*x509.CertPool, error) {
-	cert, err := loadCACert(dir)
-	if err != nil {
-		return nil, fmt.Errorf("load CA certificate: %w", err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return pool, nil
-}
-
 // LoadCluster reads from ca.pem in dir which cluster the directory belongs to.
 func LoadCluster(dir string) (Cluster, error) {
-	cert, err := loadCACert(dir)
+	cert, err := LoadCACert(dir)
 	if err != nil {
 		return Cluster{}, fmt.Errorf("load cluster: %w", err)
 	}
@@ -250,29 +231,6 @@ func SaveNode(dir string, certPEM, keyPEM []byte) error {
 		return fmt.Errorf("save node certificate: %w", err)
 	}
 	return nil
-}
-
-// LoadNode reads node.pem and node.key from dir. Called for every handshake,
-// it makes a renewed certificate take effect without a restart.
-func LoadNode(dir string) (*tls.Certificate, error) {
-	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, NodeFile), filepath.Join(dir, NodeKeyFile))
-	if err != nil {
-		return nil, fmt.Errorf("load node certificate: %w", explain(err, dir, NodeFile, NodeKeyFile))
-	}
-	return &pair, nil
-}
-
-// NodeName reads from node.pem in dir whose certificate it is.
-func NodeName(dir string) (string, error) {
-	pair, err := LoadNode(dir)
-	if err != nil {
-		return "", err
-	}
-	name := mesh.NodeOf(&tls.ConnectionState{PeerCertificates: []*x509.Certificate{pair.Leaf}})
-	if name == "" {
-		return "", fmt.Errorf("load node certificate: %s: not a node's certificate", filepath.Join(dir, NodeFile))
-	}
-	return name, nil
 }
 
 // explain adds the files to errors of crypto/tls that do not name them.

@@ -48,7 +48,7 @@ func TestIssuedNodesMeet(t *testing.T) {
 		if err := issue(t, ca, node).WriteDir(dir); err != nil {
 			t.Fatal(err)
 		}
-		pool, err := pki.LoadPool(dir)
+		root, err := pki.LoadCACert(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestIssuedNodesMeet(t *testing.T) {
 			t.Fatalf("node name %q, %v", name, err)
 		}
 		m, err := mesh.Listen(mesh.Config{
-			Addr: "127.0.0.1:0", ClusterID: cluster.ID, NodeName: node, CA: pool, Log: slog.New(slog.DiscardHandler),
+			Addr: "127.0.0.1:0", ClusterID: cluster.ID, NodeName: node, CA: poolOf(root), Log: slog.New(slog.DiscardHandler),
 			Certificate: func() (*tls.Certificate, error) { return pki.LoadNode(dir) },
 		})
 		if err != nil {
@@ -318,10 +318,10 @@ func TestUnreadableFilesAreNamed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, pki.CAFile), make([]byte, 2<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pki.LoadPool(dir); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if _, err := pki.LoadCACert(dir); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("load a huge file: %v", err)
 	}
-	if _, err := pki.LoadPool(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ca.pem") {
+	if _, err := pki.LoadCACert(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ca.pem") {
 		t.Errorf("load from an empty directory: %v", err)
 	}
 	if _, err := pki.ReadDir(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ca.pem") {
@@ -338,4 +338,10 @@ func FuzzReadTar(f *testing.F) {
 			t.Errorf("accepted %v", b)
 		}
 	})
+}
+
+func poolOf(root *x509.Certificate) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(root)
+	return pool
 }

@@ -12,6 +12,7 @@ import (
 type listener struct {
 	mesh  *Mesh
 	alpn  string
+	open  bool // to those without a certificate
 	queue chan net.Conn
 	done  chan struct{}
 	once  sync.Once

@@ -7,12 +7,17 @@
 // addresses in certificates mean nothing here. A peer of another cluster, CA or
 // role is refused on both sides, with one log line that says why.
 //
+// Who has no certificate yet can speak the protocols of HandleOpen, with Stranger,
+// and no other; it knows the cluster's CA by its fingerprint.
+//
 // The package does not know what the protocols carry, keeps no connections
-// alive and does not reconnect. It does not close connections whose
-// certificate has run out since the handshake.
+// alive and does not reconnect. It closes a connection before a certificate
+// that it was made with runs out, when half of what was left of it is over: a
+// connection that is made instead is made with today's certificates.
 //
 // Invariants: a connection that Accept or Dial returns has been verified by
-// both sides; at most Config.MaxHandshakes inbound handshakes are under way,
+// both sides, but for one of a HandleOpen protocol, whose PeerNode may be "";
+// at most Config.MaxHandshakes inbound handshakes are under way,
 // each for at most Config.HandshakeTimeout, further connections wait in the
 // kernel's queue; certificates are loaded again for each handshake.
 //
@@ -55,6 +60,7 @@ type Config struct {
 	Addr             string                           // host:port to listen on; its address, if it is one, is also where connections come from
 	Certificate      func() (*tls.Certificate, error) // this node's; called for every handshake
 	CA               *x509.CertPool
+	CACert           []byte // DER; shown to those who know only its fingerprint
 	ClusterID        string
 	NodeName         string
 	HandshakeTimeout time.Duration // 0: 3 s
@@ -175,8 +181,14 @@ func (m *Mesh) NodeName() string { return m.cfg.NodeName }
 // Handle returns the listener for a protocol. The connections that it accepts
 // are *tls.Conn. A protocol can be handled once at a time; a second Handle
 // before the first listener's Close gives a listener that is closed.
-func (m *Mesh) Handle(alpn string) net.Listener {
-	l := &listener{mesh: m, alpn: alpn, queue: make(chan net.Conn, queueSize), done: make(chan struct{})}
+func (m *Mesh) Handle(alpn string) net.Listener { return m.handle(alpn, false) }
+
+// HandleOpen is Handle for a protocol that is spoken also by those who have no
+// certificate: PeerNode of their connections is "".
+func (m *Mesh) HandleOpen(alpn string) net.Listener { return m.handle(alpn, true) }
+
+func (m *Mesh) handle(alpn string, open bool) net.Listener {
+	l := &listener{mesh: m, alpn: alpn, open: open, queue: make(chan net.Conn, queueSize), done: make(chan struct{})}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, taken := m.protocols[alpn]; taken || m.closed {
@@ -210,27 +222,34 @@ func (m *Mesh) dial(ctx context.Context, addr, node, alpn string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(tc, m.clientConfig(node, alpn))
+	var own usedCert
+	conn := tls.Client(tc, m.clientConfig(node, alpn, &own))
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = tc.Close()
 		return nil, describe(err)
 	}
-	// In TLS 1.3 the client is done before the server has looked at its
-	// certificate, so only this byte says that the server took it.
-	stop := context.AfterFunc(ctx, func() { _ = tc.Close() })
+	if err := admitted(ctx, conn, alpn); err != nil {
+		_ = tc.Close()
+		return nil, describe(err)
+	}
+	tc.retire(conn, own, dialedLife)
+	return conn, nil
+}
+
+// admitted waits for the server's word. In TLS 1.3 the client is done before
+// the server has looked at its certificate, so only this byte says that the
+// server took it.
+func admitted(ctx context.Context, conn *tls.Conn, alpn string) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.NetConn().Close() })
 	var answer [1]byte
-	_, err = conn.Read(answer[:])
+	_, err := conn.Read(answer[:])
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err == nil && answer[0] != accepted {
 		err = fmt.Errorf("%w: the peer has no room for another %s connection", ErrRefused, alpn)
 	}
-	if err != nil {
-		_ = tc.Close()
-		return nil, describe(err)
-	}
-	return conn, nil
+	return err
 }
 
 // describe marks what the other side refused.
@@ -282,7 +301,8 @@ func (m *Mesh) serve(raw net.Conn) {
 	remote := raw.RemoteAddr()
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.HandshakeTimeout)
 	defer cancel()
-	conn := tls.Server(tc, m.serverConfig())
+	var own usedCert
+	conn := tls.Server(tc, m.serverConfig(&own))
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = tc.Close()
 		if m.ctx.Err() == nil {
@@ -308,44 +328,68 @@ func (m *Mesh) serve(raw net.Conn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
+	tc.retire(conn, own, acceptedLife)
 	l.offer(conn)
 }
 
-func (m *Mesh) serverConfig() *tls.Config {
+func (m *Mesh) serverConfig(own *usedCert) *tls.Config {
 	m.mu.Lock()
 	protocols := make([]string, 0, len(m.protocols))
-	for alpn := range m.protocols {
+	open := make(map[string]bool)
+	for alpn, l := range m.protocols {
 		protocols = append(protocols, alpn)
+		open[alpn] = l.open
 	}
 	m.mu.Unlock()
 	slices.Sort(protocols)
 	if len(protocols) == 0 {
 		protocols = []string{"none"} // with an empty list TLS would accept any protocol
 	}
-	return &tls.Config{
+	closed := &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		NextProtos: protocols,
 		ClientAuth: tls.RequireAnyClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			return m.certificate()
+			return own.load(m)
 		},
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if cs.NegotiatedProtocol == "" {
 				return fmt.Errorf("%w: it asks for no protocol", ErrRefused)
 			}
+			if open[cs.NegotiatedProtocol] && len(cs.PeerCertificates) == 0 {
+				return nil
+			}
 			return m.verifyPeer(cs.PeerCertificates, "", x509.ExtKeyUsageClientAuth)
 		},
 		SessionTicketsDisabled: true, // every connection proves itself with today's certificates
 	}
+	stranger := closed.Clone()
+	stranger.ClientAuth = tls.RequestClientCert
+	stranger.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := own.load(m)
+		if err != nil || m.cfg.CACert == nil {
+			return cert, err
+		}
+		chain := *cert
+		chain.Certificate = append(slices.Clone(cert.Certificate), m.cfg.CACert)
+		return &chain, nil
+	}
+	closed.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if len(hello.SupportedProtos) == 1 && open[hello.SupportedProtos[0]] {
+			return stranger, nil
+		}
+		return nil, nil
+	}
+	return closed
 }
 
-func (m *Mesh) clientConfig(node, alpn string) *tls.Config {
+func (m *Mesh) clientConfig(node, alpn string, own *usedCert) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		NextProtos:         []string{alpn},
 		InsecureSkipVerify: true, // VerifyConnection does it: names are not host names here
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return m.certificate()
+			return own.load(m)
 		},
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			return m.verifyPeer(cs.PeerCertificates, node, x509.ExtKeyUsageServerAuth)
@@ -383,32 +427,4 @@ func (m *Mesh) Close() error {
 		return fmt.Errorf("close mesh: %w", err)
 	}
 	return nil
-}
-
-// tracked is a TCP connection that the mesh can close.
-type tracked struct {
-	net.Conn
-	mesh *Mesh
-}
-
-func (m *Mesh) track(raw net.Conn) (*tracked, error) {
-	c := &tracked{Conn: raw, mesh: m}
-	m.mu.Lock()
-	closed := m.closed
-	if !closed {
-		m.conns[c] = struct{}{}
-	}
-	m.mu.Unlock()
-	if closed {
-		_ = raw.Close()
-		return nil, ErrClosed
-	}
-	return c, nil
-}
-
-func (c *tracked) Close() error {
-	c.mesh.mu.Lock()
-	delete(c.mesh.conns, c)
-	c.mesh.mu.Unlock()
-	return c.Conn.Close()
 }

@@ -1,0 +1,66 @@
+package frontproc
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"bellwether/appliance/identity"
+	"bellwether/appliance/joining"
+	"bellwether/controller/api"
+	"bellwether/controller/mesh"
+	"bellwether/controller/state"
+)
+
+// certificates prepares what renews this node's certificate and, where the CA
+// is, what certifies others.
+func (p *Process) certificates(dir string, m *mesh.Mesh) {
+	caDir := identity.CADir(p.cfg.Node.DataDir)
+	known, others := joining.Members(p.cfg)
+	p.renewer = &joining.Renewer{
+		Dir: dir, CADir: caDir, Node: p.cfg.Node.Name, Addresses: []netip.Addr{p.cfg.Cluster.Address.Addr()},
+		Others: others, Dial: m.Dial, Log: p.log,
+	}
+	if joining.Founder(caDir) {
+		p.joins = &joining.Server{
+			Book: joining.Book{Dir: caDir}, Node: p.cfg.Node.Name, Known: known, Log: p.log,
+			Begun: func() bool { return p.ctl.State().ClusterID() != "" },
+		}
+	}
+}
+
+// markBegun remembers on disk that the cluster has begun, once it has.
+func (p *Process) markBegun(ctx context.Context) {
+	if _, err := p.ctl.Wait(ctx, func(s *state.State) bool { return s.ClusterID() != "" }); err != nil {
+		return // this process ends
+	}
+	if err := identity.MarkBegun(p.cfg.Node.DataDir); err != nil {
+		p.log.Error("remember that the cluster has begun", "err", err)
+	}
+}
+
+// certificateAlarms tell of a certificate that was not renewed in time.
+func (p *Process) certificateAlarms(now time.Time) []api.Alarm {
+	node := p.cfg.Node.Name
+	c, last, err := p.renewer.Status()
+	why := ""
+	if last != nil {
+		why = ": " + last.Error()
+	}
+	al := api.Alarm{Node: node, Severity: "critical", WhatToDo: "run 'bellwether cluster renew' on node " + node + ", with the node that founded the cluster up"}
+	switch {
+	case err != nil:
+		al.Code, al.Text = "certificate_unreadable:"+node, err.Error()
+		al.WhatToDo = "node " + node + " can open no connection to other nodes: restore the file from a backup"
+	case c.Expired(now):
+		al.Code, al.Text = "certificate_expired:"+node, fmt.Sprintf("the certificate of node %s ran out on %s%s", node, c.NotAfter.UTC().Format(time.DateTime), why)
+		al.WhatToDo = "run 'bellwether cluster token " + node + "' on the node that founded the cluster, and here 'bellwether cluster join' with what it prints"
+	case c.Overdue(now):
+		al.Code, al.Severity = "certificate_not_renewed:"+node, "warning"
+		al.Text = fmt.Sprintf("the certificate of node %s runs out on %s and was not renewed%s", node, c.NotAfter.UTC().Format(time.DateTime), why)
+	default:
+		return nil
+	}
+	return []api.Alarm{al}
+}

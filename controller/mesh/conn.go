@@ -1,0 +1,92 @@
+package mesh
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"math/rand/v2"
+	"net"
+	"time"
+)
+
+// Which part of what is left of its certificates a connection lives. The side
+// that dialed ends it first, since it is the one that dials again.
+const (
+	dialedLife   = 0.45
+	acceptedLife = 0.5
+	lifeSpread   = 0.1         // of it is left to chance: not all connections end at once
+	shortestLife = time.Second // of a connection, so that the end of a certificate is no storm
+)
+
+// tracked is a TCP connection that the mesh can close.
+type tracked struct {
+	net.Conn
+	mesh  *Mesh
+	timer *time.Timer // guarded by mesh.mu; nil: it does not end by itself
+}
+
+func (m *Mesh) track(raw net.Conn) (*tracked, error) {
+	c := &tracked{Conn: raw, mesh: m}
+	m.mu.Lock()
+	closed := m.closed
+	if !closed {
+		m.conns[c] = struct{}{}
+	}
+	m.mu.Unlock()
+	if closed {
+		_ = raw.Close()
+		return nil, ErrClosed
+	}
+	return c, nil
+}
+
+func (c *tracked) Close() error {
+	c.mesh.mu.Lock()
+	delete(c.mesh.conns, c)
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.mesh.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// retire ends the connection long before one of its certificates does.
+func (c *tracked) retire(conn *tls.Conn, own usedCert, part float64) {
+	now := time.Now()
+	life, known := time.Duration(0), false
+	certs := []*x509.Certificate{own.leaf}
+	if peer := conn.ConnectionState().PeerCertificates; len(peer) > 0 {
+		certs = append(certs, peer[0])
+	}
+	for _, cert := range certs {
+		if cert == nil {
+			continue
+		}
+		if left := cert.NotAfter.Sub(now); !known || left < life {
+			life, known = left, true
+		}
+	}
+	if !known {
+		return
+	}
+	life = max(time.Duration(float64(life)*part*(1-lifeSpread*rand.Float64())), shortestLife)
+	c.mesh.mu.Lock()
+	defer c.mesh.mu.Unlock()
+	if _, ok := c.mesh.conns[c]; ok {
+		c.timer = time.AfterFunc(life, func() { _ = c.Close() })
+	}
+}
+
+// usedCert is the own certificate that a handshake took.
+type usedCert struct{ leaf *x509.Certificate }
+
+func (u *usedCert) load(m *Mesh) (*tls.Certificate, error) {
+	cert, err := m.certificate()
+	if err != nil {
+		return nil, err
+	}
+	u.leaf = cert.Leaf
+	if u.leaf == nil && len(cert.Certificate) > 0 {
+		u.leaf, err = x509.ParseCertificate(cert.Certificate[0])
+	}
+	return cert, err
+}
