@@ -27,6 +27,7 @@ type wire struct {
 	to        netip.AddrPort // where UDP goes, and TCP went
 	local     string         // address and port
 	in        []byte         // TCP: what came and was not received yet
+	from      netip.AddrPort // UDP: who sent what was received last
 	number    int
 
 	user         string // registered over it; see register
@@ -150,7 +151,7 @@ func (w *wire) read(within time.Duration) (string, error) {
 			w.in = w.in[n:]
 			return got, nil
 		}
-		n, err := w.conn.Read(buf)
+		n, err := w.fill(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return "", nil
 		}
@@ -162,6 +163,14 @@ func (w *wire) read(within time.Duration) (string, error) {
 		}
 		w.in = append(w.in, buf[:n]...)
 	}
+}
+
+func (w *wire) fill(buf []byte) (n int, err error) {
+	if c, ok := w.conn.(*net.UDPConn); ok {
+		n, w.from, err = c.ReadFromUDPAddrPort(buf)
+		return n, err
+	}
+	return w.conn.Read(buf)
 }
 
 var lengthLine = regexp.MustCompile(`(?im)^(?:content-length|l)[ \t]*:[ \t]*([0-9]+)`)
@@ -283,15 +292,7 @@ func (w *wire) register(t testing.TB, user string, more ...string) (serviceRoute
 // request, such as other contacts.
 func (w *wire) registerBy(t testing.TB, user, algorithm string, more ...string) (serviceRoute string) {
 	t.Helper()
-	impi := user + "@" + domain
-	lines := w.request("REGISTER", "sip:"+domain, user)
-	first := append(lines[:len(lines):len(lines)], fmt.Sprintf(`Authorization: Digest username="%s", realm="%s", uri="sip:%s", nonce="", response=""`, impi, domain, domain))
-	m := w.final(t, text(first, ""))
-	if m.status != 401 {
-		t.Fatalf("first REGISTER of %s: %d", user, m.status)
-	}
-	again := append(w.request("REGISTER", "sip:"+domain, user), w.authorize(t, m, user, algorithm), "Expires: 600")
-	m = w.final(t, text(append(again, more...), ""))
+	m := w.registration(t, user, algorithm, append([]string{"Contact: <" + w.contact(user) + ">", "Expires: 600"}, more...)...)
 	if m.status != 200 {
 		t.Fatalf("second REGISTER of %s: %d", user, m.status)
 	}
@@ -301,6 +302,22 @@ func (w *wire) registerBy(t testing.TB, user, algorithm string, more ...string) 
 	}
 	w.user, w.serviceRoute = user, serviceRoute
 	return serviceRoute
+}
+
+// registration sends a REGISTER that is challenged, and again with credentials;
+// all its lines behind Max-Forwards are the given ones. It returns the answer
+// to the second.
+func (w *wire) registration(t testing.TB, user, algorithm string, more ...string) *answer {
+	t.Helper()
+	impi := user + "@" + domain
+	lines := func(auth string) []string {
+		return append(append(w.request("REGISTER", "sip:"+domain, user)[:7:7], auth), more...)
+	}
+	m := w.final(t, text(lines(fmt.Sprintf(`Authorization: Digest username="%s", realm="%s", uri="sip:%s", nonce="", response=""`, impi, domain, domain)), ""))
+	if m.status != 401 {
+		t.Fatalf("first REGISTER of %s: %d", user, m.status)
+	}
+	return w.final(t, text(lines(w.authorize(t, m, user, algorithm)), ""))
 }
 
 // authorize is the Authorization line that answers a 401 to a REGISTER.
