@@ -64,7 +64,7 @@ func (id Identity) check() error {
 	switch strings.ToLower(scheme) {
 	case "sip", "sips":
 		user, host, at := strings.Cut(rest, "@")
-		if !at || user == "" || host == "" || strings.ContainsAny(rest, "<>\"?;,") || !printable(id.URI) {
+		if !at || user == "" || host == "" || strings.ContainsAny(user, "<>\"") || strings.ContainsAny(host, "<>\"?;,@") || !printable(id.URI) {
 			return Errorf(Invalid, "%q is not a public identity", id.URI).Advise("write it as sip:user@domain, without parameters")
 		}
 	case "tel":

@@ -366,6 +366,9 @@ func checkAOR(uri string) error {
 	if scheme == "tel" { // a local number has its context, RFC 3966 §5.1.5
 		rest = strings.Replace(rest, ";phone-context=", "", 1)
 	}
+	if at := strings.LastIndexByte(rest, '@'); scheme == "sip" && at > 0 { // a user may have ; and ?, RFC 3261 §25.1
+		rest = strings.NewReplacer(";", "", "?", "").Replace(rest[:at]) + rest[at:]
+	}
 	if !ok || rest == "" || (scheme != "sip" && scheme != "tel") || strings.ContainsAny(rest, " <>;?\"") {
 		return fmt.Errorf("identity %q is not a canonical sip: or tel: identity", uri)
 	}

@@ -254,12 +254,46 @@ func (m *Message) parseLines(s string) int {
 	return n
 }
 
-// cleanLines makes header lines with stray line ends fit for an answer.
+// cleanLines makes header lines fit for an answer: those with stray line ends,
+// and a top Via whose sent-by can be read, by which an answer finds its way.
 func (m *Message) cleanLines() {
 	for i := range m.lines {
 		l := &m.lines[i]
 		l.value, l.text = unfold(l.value), ""
 	}
+	if _, ok := m.TopVia(); ok {
+		return
+	}
+	if i := m.find(ViaHeader, 0); i >= 0 {
+		m.lines[i].value = repairVias(m.lines[i].value)
+	}
+}
+
+// repairVias leaves out of a Via line what is malformed in the parameters of
+// its first element, and other elements that are. A line whose first element
+// cannot be repaired stays as it is.
+func repairVias(s string) string {
+	element, rest, more := nextElement(s)
+	v, err := ParseVia(element)
+	if err != nil {
+		sentBy, params, _ := strings.Cut(element, ";")
+		if v, err = ParseVia(sentBy); err != nil {
+			return s
+		}
+		for p := range strings.SplitSeq(params, ";") {
+			if one := Params(";" + p); one.valid() {
+				v.Params += one
+			}
+		}
+	}
+	out := v.String()
+	for more {
+		element, rest, more = nextElement(rest)
+		if v, err := ParseVia(element); err == nil {
+			out += ", " + v.String()
+		}
+	}
+	return out
 }
 
 // quotedNUL says whether every NUL is in a quoted string (RFC 3261 §25.1). It
@@ -442,7 +476,7 @@ func allDigits(s string) bool {
 }
 
 // Answerable says whether Response can make an answer that finds its way: m is
-// a request other than ACK and has a well-formed Via. It holds after Parse gave
+// a request other than ACK and has a Via whose sent-by can be read. It holds after Parse gave
 // an error, too; a header that is missing is missing in the answer then.
 func (m *Message) Answerable() bool {
 	_, ok := m.TopVia()
