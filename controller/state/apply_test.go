@@ -184,11 +184,13 @@ func TestRefusedCommandsSayWhyAndChangeNothing(t *testing.T) {
 	}
 }
 
-func TestALocalNumberIsStoredWithItsContext(t *testing.T) {
+func TestOnlyCanonicalIdentitiesAreStored(t *testing.T) {
 	for uri, ok := range map[string]bool{
 		"tel:12;phone-context=example.test":     true,
 		"tel:12;phone-context=example.test;x=y": false,
 		"sip:12@d;phone-context=example.test":   false,
+		"sip:user;par=u?%40@d":                  true, // all of it is the user, RFC 3261 §25.1
+		"sip:user@d;user=phone":                 false,
 	} {
 		if err := subscriber("x@d", uri).Validate(); (err == nil) != ok {
 			t.Errorf("%s: %v", uri, err)

@@ -53,6 +53,9 @@ func responsePeer(via sipmsg.Via, from Peer) Peer {
 	if _, ok := via.Params.Value("rport"); ok {
 		return from
 	}
+	if via.Port == 0 {
+		via.Port = defaultPort // over UDP, whatever transport the Via claims
+	}
 	to := from
 	to.Flow.Remote = netip.AddrPortFrom(from.Flow.Remote.Addr(), viaPort(via))
 	return to

@@ -27,6 +27,8 @@ func TestResponsesGoBackByViaAndFlow(t *testing.T) {
 			at(source), at("198.51.100.1:5070"), "198.51.100.1", ""},
 		{"no rport, no port: 5060", "SIP/2.0/UDP ua.test",
 			at(source), at("198.51.100.1:5060"), "198.51.100.1", ""},
+		{"over UDP the default is 5060, whatever the Via claims", "SIP/2.0/TLS ua.test",
+			at(source), at("198.51.100.1:5060"), "198.51.100.1", ""},
 		{"sent-by is the source: no received", "SIP/2.0/UDP 198.51.100.1:5062",
 			at(source), at(source), "", ""},
 		{"a false received is removed", "SIP/2.0/UDP 198.51.100.1:5062;received=192.0.2.66",
