@@ -138,4 +138,3 @@ func (p *parties) cancel(t testing.TB, invite string) {
 		}
 	}
 }
-
