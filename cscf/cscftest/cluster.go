@@ -56,7 +56,8 @@ type bound struct {
 	until time.Time
 }
 
-// New returns a cluster with nodes a and b, at 127.0.0.1 and 127.0.0.2.
+// New returns a cluster with nodes a and b, at 127.0.0.1 and 127.0.0.2 and at
+// 2001:db8::1 and 2001:db8::2.
 func New(t testing.TB) *Cluster {
 	t.Helper()
 	sealer, err := token.NewSealer("test", Secret)
@@ -72,6 +73,7 @@ func New(t testing.TB) *Cluster {
 	for i, name := range []string{"a", "b"} {
 		c.Apply(state.Command{PutNode: &state.Node{
 			Name: name, Service: netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}), P: 5060, I: 4060, S: 6060,
+			Service6: netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(1 + i)}),
 		}})
 	}
 	return c
@@ -220,7 +222,10 @@ func (c *Cluster) ServiceAddr(g state.GroupID) netip.AddrPort {
 
 // ServiceAddrs is what a P-CSCF knows of its group's addresses.
 func (c *Cluster) ServiceAddrs(g state.GroupID) func(remote netip.Addr) netip.AddrPort {
-	return func(netip.Addr) netip.AddrPort { return c.ServiceAddr(g) }
+	return func(remote netip.Addr) netip.AddrPort {
+		addr, _ := c.State().ServiceAddrFor(g, remote)
+		return addr
+	}
 }
 
 func (c *Cluster) sentBy(g state.GroupID) func(transaction.Peer) string {

@@ -45,7 +45,11 @@ func (c *Cluster) NewPhone(node, addr, impi, aor string) *Phone {
 	}
 	remote := netip.MustParseAddrPort(addr)
 	p := &Phone{c: c, Addr: remote, IMPI: impi, AOR: aor, Contact: "<sip:" + remote.String() + ">"}
-	p.Flow = sipmsg.Flow{Node: node, Transport: sipmsg.UDP, Local: netip.AddrPortFrom(n.Service, n.P), Remote: remote}
+	local := n.Service
+	if remote.Addr().Is6() {
+		local = n.Service6
+	}
+	p.Flow = sipmsg.Flow{Node: node, Transport: sipmsg.UDP, Local: netip.AddrPortFrom(local, n.P), Remote: remote}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phones[remote] = p

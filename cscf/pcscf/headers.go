@@ -9,10 +9,11 @@ import (
 )
 
 // What only the network may say (TS 24.229 §5.2.2.1, §5.2.6.3, RFC 3325 §5,
-// RFC 7315 §5). Headers that sipmsg has no name for are removed by theirs.
+// RFC 7315 §5), and the identity that a phone asks for, which is for us alone.
+// Headers that sipmsg has no name for are removed by theirs.
 var (
 	networkOnly = [...]sipmsg.Header{
-		sipmsg.PAssertedIdentity, sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses,
+		sipmsg.PAssertedIdentity, sipmsg.PPreferredIdentity, sipmsg.PChargingVector, sipmsg.PChargingFunctionAddresses,
 		sipmsg.PServedUser, sipmsg.PCalledPartyID, sipmsg.PAssociatedURI, sipmsg.PVisitedNetworkID,
 		sipmsg.ServiceRoute, sipmsg.Path, sipmsg.SecurityClient, sipmsg.SecurityServer, sipmsg.SecurityVerify,
 	}
@@ -172,7 +173,6 @@ func (c *CSCF) cleanResponseFromPhone(m *sipmsg.Message, answered string) {
 	for _, name := range networkOnlyNamed {
 		m.RemoveNamed(name)
 	}
-	m.Remove(sipmsg.PPreferredIdentity)
 	withoutNetworkProvided(m)
 	if s := m.Status(); answered != "" && s > 100 && s < 300 {
 		m.Add(sipmsg.PAssertedIdentity, "<"+answered+">")

@@ -17,20 +17,19 @@ import (
 func (c *CSCF) fromPhone(r *transaction.Request) {
 	m := r.Message.Clone()
 	if m.ToTag() != "" {
-		if c.dialogFromPhone(m, r.From) {
-			c.forwardFromPhone(r, m)
+		if refused := c.dialogFromPhone(m, r.From); refused != 0 {
+			c.refuse(r, refused)
 		} else {
-			c.refuse(r)
+			c.forwardFromPhone(r, m)
 		}
 		return
 	}
 	b, as := c.table.sender(r.From.Flow, claimed(m), time.Now())
 	if b == nil {
-		c.refuse(r)
+		c.refuse(r, 403)
 		return
 	}
 	cleanRequestFromPhone(m)
-	m.Remove(sipmsg.PPreferredIdentity)
 	m.Add(sipmsg.PAssertedIdentity, "<"+as.URI+">")
 	m.Add(sipmsg.PChargingVector, c.chargingVector(r.From.Flow))
 	c.enforceRoute(m, b)
@@ -41,9 +40,10 @@ func (c *CSCF) fromPhone(r *transaction.Request) {
 	c.forwardFromPhone(r, m)
 }
 
-func (c *CSCF) refuse(r *transaction.Request) {
+// refuse answers a phone that may not do that, and keeps nothing.
+func (c *CSCF) refuse(r *transaction.Request, status int) {
 	c.table.refused.Add(1)
-	r.Reply(403, "", nil)
+	r.ReplyStateless(status, "", nil)
 }
 
 // claimed lists the identities that a request wants to be asserted, by
@@ -91,27 +91,35 @@ func (c *CSCF) enforceRoute(m *sipmsg.Message, b *binding) {
 
 // dialogFromPhone prepares a request inside a dialog, or the ACK of a 2xx:
 // its route set must lead through us, by a token of the phone's own, and then
-// on to an S-CSCF. It is false for one that must be refused.
-func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) bool {
+// on to an S-CSCF, which knows whether there is such a dialog. refused is the
+// status to answer, 0 for none.
+func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (refused int) {
 	own, ok := c.popOwn(m)
-	if !ok || !c.table.known(from.Flow, own.Binding, time.Now()) {
-		return false
+	if !ok {
+		return 403
 	}
-	if b := c.table.binding(own.Binding); b != nil && !sameFlow(b.Flow, from.Flow) && !c.table.owns(from.Flow, b.AOR) {
-		return false // the token of somebody else's dialog
+	switch b := c.table.binding(own.Binding); {
+	case b == nil && c.table.known(from.Flow, time.Now()):
+		return 481 // its phone, and all its dialogs, are forgotten
+	case b == nil || !sameFlow(b.Flow, from.Flow) && !c.table.owns(from.Flow, b.AOR):
+		return 403 // the token of somebody else's dialog
 	}
 	next, ok := c.nextToken(m)
-	if g, known := c.core.State().Group(next.Group); !ok || !known || g.Kind != state.SCSCF {
-		return false // no phone may skip the S-CSCF
+	if g, known := c.core.State().Group(next.Group); !ok || next.Mode != token.Dialog || !known || g.Kind != state.SCSCF {
+		return 403 // no phone may skip the S-CSCF, or begin a dialog in its middle
 	}
 	cleanRequestFromPhone(m)
-	m.Remove(sipmsg.PPreferredIdentity)
-	return true
+	return 0
 }
 
 // popOwn removes the Route entries that led here: those of the phone's
-// outbound proxy, and then the one with our token.
+// outbound proxy, and then the one with our token. Where a strict router has
+// put that into the Request-URI, the last Route is put back in its place
+// (RFC 3261 §16.4).
 func (c *CSCF) popOwn(m *sipmsg.Message) (token.Token, bool) {
+	if own, ok := c.mine(m.RequestURI()); ok {
+		return own, restoreTarget(m)
+	}
 	for {
 		top, ok := m.TopRoute()
 		if !ok {
@@ -126,6 +134,25 @@ func (c *CSCF) popOwn(m *sipmsg.Message) (token.Token, bool) {
 		}
 		m.Pop(sipmsg.Route)
 	}
+}
+
+// restoreTarget makes the last Route the Request-URI; false if there is none
+// that can be.
+func restoreTarget(m *sipmsg.Message) bool {
+	routes := slices.Collect(m.Elements(sipmsg.Route))
+	if len(routes) == 0 {
+		return false
+	}
+	last, err := sipmsg.ParseNameAddr(routes[len(routes)-1])
+	if err != nil {
+		return false
+	}
+	m.SetRequestURI(last.URI)
+	m.Remove(sipmsg.Route)
+	if routes = routes[:len(routes)-1]; len(routes) > 0 {
+		m.Add(sipmsg.Route, strings.Join(routes, ", "))
+	}
+	return true
 }
 
 // nextToken reads the token of the top Route.
@@ -193,7 +220,7 @@ func emergency(uri string) bool {
 // alternativeService sends an emergency call elsewhere, registered or not: no
 // emergency service is connected (TS 24.229 §5.2.10).
 func (c *CSCF) alternativeService(r *transaction.Request) {
-	r.Reply(380, "", func(resp *sipmsg.Message) { resp.SetBody(imsBody, []byte(alternative)) })
+	r.ReplyStateless(380, "", func(resp *sipmsg.Message) { resp.SetBody(imsBody, []byte(alternative)) })
 }
 
 // toMyself reports whether a request is for the P-CSCF and not for anybody
@@ -209,7 +236,7 @@ func (c *CSCF) toMyself(m *sipmsg.Message) bool {
 
 // options answers phones that ask whether we are there (RFC 3261 §11.2).
 func (c *CSCF) options(r *transaction.Request) {
-	r.Reply(200, "", func(resp *sipmsg.Message) {
+	r.ReplyStateless(200, "", func(resp *sipmsg.Message) {
 		resp.Add(sipmsg.Allow, "INVITE, ACK, CANCEL, BYE, OPTIONS, REGISTER, MESSAGE, SUBSCRIBE, NOTIFY, PUBLISH, REFER, INFO, PRACK, UPDATE")
 		resp.Add(sipmsg.Supported, "path")
 	})

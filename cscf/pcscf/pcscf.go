@@ -12,14 +12,19 @@
 //     through the network goes on: those headers are removed, whatever their
 //     letter case, and written anew from the binding.
 //   - A request from a flow without a binding is refused, apart from REGISTER,
-//     OPTIONS to the P-CSCF itself and the ACK that nobody answers.
+//     OPTIONS to the P-CSCF itself and the ACK that nobody answers. A refusal
+//     leaves nothing in memory.
+//   - A request inside a dialog comes over the flow of a phone that the token
+//     in its Route belongs to, and goes on to an S-CSCF that has the dialog.
 //   - The 200 to a REGISTER leaves when the binding is durable and the user's
 //     assignment is committed, not before.
 //   - A binding's id is a hash of the public identity and the phone's instance,
 //     so a phone that reconnects and registers again keeps the id that its
 //     dialogs carry, and is reached over its current flow.
 //
-// Failure modes: an I- or S-CSCF that nobody serves is waited for (package
+// Failure modes: a phone whose connection is gone is tried at its contact if no
+// NAT is between, else the S-CSCF is told 430 at once (RFC 5626 §5.3). An I- or
+// S-CSCF that nobody serves is waited for (package
 // nexthop) and then answered 504, with the restoration body of TS 24.229 §7.6
 // where a registration would help. A
 // binding that could not be stored is answered 500; it stays in memory, as the
@@ -128,7 +133,7 @@ func (c *CSCF) Request(r *transaction.Request) {
 	case m.Method() == "REGISTER":
 		c.register(r)
 	case unsupported(m) != "":
-		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, unsupported(m)) })
+		r.ReplyStateless(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, unsupported(m)) })
 	case emergency(m.RequestURI()):
 		c.alternativeService(r)
 	case m.Method() == "OPTIONS" && c.toMyself(m):
@@ -147,7 +152,7 @@ func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Pee
 		}
 		return
 	}
-	if !c.dialogFromPhone(m, from) {
+	if c.dialogFromPhone(m, from) != 0 {
 		return
 	}
 	if to, err := c.toSCSCF(m); err == nil {
@@ -189,7 +194,8 @@ func (c *CSCF) mine(uri string) (token.Token, bool) {
 }
 
 // entry reports whether a URI without user names the cluster's P entry: any
-// node's address or the home domain, the way a phone's outbound proxy is set.
+// node's addresses or the home domain, the way a phone's outbound proxy is set,
+// whatever the transport.
 func (c *CSCF) entry(uri string) bool {
 	u, err := sipmsg.ParseURI(uri)
 	if err != nil || u.User != "" || u.Host == "" {
@@ -198,12 +204,13 @@ func (c *CSCF) entry(uri string) bool {
 	if strings.EqualFold(u.Host, c.cfg.Domain) {
 		return true
 	}
-	addr, ok := u.HostPort()
+	at, ok := u.HostPort()
 	if !ok {
 		return false
 	}
+	addr := at.Addr().Unmap()
 	for n := range c.core.State().Nodes() {
-		if n.Service == addr.Addr() {
+		if (n.Service.Unmap() == addr || n.Service6 == addr) && (u.Port == 0 || u.Port == int(n.P)) {
 			return true
 		}
 	}

@@ -20,11 +20,11 @@ func (c *CSCF) register(r *transaction.Request) {
 	m := r.Message.Clone()
 	aor, ok := addressOfRecord(m, sipmsg.To)
 	if !ok {
-		r.Reply(400, "Malformed To", nil)
+		r.ReplyStateless(400, "Malformed To", nil)
 		return
 	}
 	if option := unsupported(m); option != "" {
-		r.Reply(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
+		r.ReplyStateless(420, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.Unsupported, option) })
 		return
 	}
 	reg := registration{aor: strings.Clone(aor), flow: r.From.Flow}

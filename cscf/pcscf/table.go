@@ -120,8 +120,8 @@ func (t *table) sender(flow sipmsg.Flow, claimed []string, now time.Time) (*bind
 	return one, one.Identities[0]
 }
 
-// known reports whether any binding, or one that is gone, uses the flow.
-func (t *table) known(flow sipmsg.Flow, also uint64, now time.Time) bool {
+// known reports whether a registered phone uses the flow.
+func (t *table) known(flow sipmsg.Flow, now time.Time) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, id := range t.byFlow[keyOf(flow)] {
@@ -129,8 +129,7 @@ func (t *table) known(flow sipmsg.Flow, also uint64, now time.Time) bool {
 			return true
 		}
 	}
-	b := t.byID[also]
-	return b != nil && sameFlow(b.Flow, flow)
+	return false
 }
 
 // owns reports whether a flow leads to a phone of that identity.

@@ -1,6 +1,8 @@
 package pcscf
 
 import (
+	"net/netip"
+	"strings"
 	"time"
 
 	"bellwether/controller/state"
@@ -18,14 +20,55 @@ func (c *CSCF) fromCore(r *transaction.Request) {
 		r.Reply(refused, "", nil)
 		return
 	}
-	answered := b.called(m)
+	c.ring(r, m, b.called(m), b.Flow)
+}
+
+// ring sends a request to a phone over a flow. If that is gone, the phone is
+// tried once more over a connection to its contact, where it can have one.
+func (c *CSCF) ring(r *transaction.Request, m *sipmsg.Message, answered string, flow sipmsg.Flow) {
 	r.Forward(transaction.Forward{
-		Groups: [][]transaction.Target{{{Message: m, To: transaction.Peer{Flow: b.Flow}}}},
+		Groups: [][]transaction.Target{{{Message: m.Clone(), To: transaction.Peer{Flow: flow}}}},
 		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
 			c.cleanResponseFromPhone(m, answered)
 			return transaction.Pass
 		},
+		Failed: func(_ *transaction.Request, _ *transaction.Target, status int) {
+			if status != 503 {
+				return
+			}
+			if other, ok := reconnect(m, flow); ok {
+				c.ring(r, m, answered, other)
+				return
+			}
+			r.Reply(430, "", nil)
+		},
 	})
+}
+
+// reconnect is the flow, to be made by the front, that leads to the same phone
+// as one that is gone. Only a phone that registered a contact with the very
+// address that it came from can be reached so: behind a NAT a connection to it
+// leads nowhere, or to somebody else.
+func reconnect(m *sipmsg.Message, gone sipmsg.Flow) (sipmsg.Flow, bool) {
+	if gone.Transport != sipmsg.TCP || gone.Conn == 0 {
+		return sipmsg.Flow{}, false
+	}
+	if _, further := m.TopRoute(); further {
+		return sipmsg.Flow{}, false
+	}
+	u, err := sipmsg.ParseURI(m.RequestURI())
+	if err != nil || u.Scheme != "sip" {
+		return sipmsg.Flow{}, false
+	}
+	if t, ok := u.Params.Value("transport"); ok && !strings.EqualFold(t, "tcp") {
+		return sipmsg.Flow{}, false
+	}
+	at, ok := u.HostPort()
+	if !ok || at.Addr().Unmap() != gone.Remote.Addr().Unmap() {
+		return sipmsg.Flow{}, false
+	}
+	gone.Remote, gone.Conn = netip.AddrPortFrom(gone.Remote.Addr(), at.Port()), 0
+	return gone, true
 }
 
 // called is the identity that a request was for, which the phone's answer shall
