@@ -21,7 +21,7 @@ func (e importErrors) Error() string { return strings.Join(e, "\n") }
 
 const maxImportErrors = 20
 
-var importColumns = []string{"impi", "impus", "password", "ha1_md5", "ha1_sha256", "realm"}
+var importColumns = []string{"impi", "impus", "password", "ha1_md5", "ha1_sha256", "realm", "k", "opc", "op", "amf"}
 
 // readImport reads a CSV file of subscribers, or standard input for "-".
 func (a *app) readImport(path string, keep algorithms) ([]api.NewSubscriber, error) {
@@ -128,8 +128,14 @@ func (p *importer) head(line int, row []string) {
 	_, password := p.columns["password"]
 	_, md5 := p.columns["ha1_md5"]
 	_, sha256 := p.columns["ha1_sha256"]
-	if !password && !md5 && !sha256 {
-		p.fault(line, "there is no secret; add a column password, ha1_md5 or ha1_sha256")
+	_, k := p.columns["k"]
+	_, opc := p.columns["opc"]
+	_, op := p.columns["op"]
+	switch {
+	case !password && !md5 && !sha256 && !k:
+		p.fault(line, "there is no secret; add a column password, ha1_md5 or ha1_sha256, or k and opc")
+	case k && !opc && !op:
+		p.fault(line, "there is a column k, but no opc; add a column opc, or op")
 	}
 }
 
@@ -158,6 +164,13 @@ func (p *importer) subscriber(line int, row []string) {
 			return
 		}
 		s.HA1 = p.keep.credentials(s.IMPI, s.Realm, password)
+	}
+	given := usimText{k: trimmed("k"), opc: trimmed("opc"), op: trimmed("op"), amf: trimmed("amf")}
+	if given != (usimText{}) {
+		if s.AKA, err = given.keys(s.IMPI); err != nil {
+			p.fault(line, err.Error())
+			return
+		}
 	}
 	if err := s.Check(); err != nil {
 		p.fault(line, err.Error())

@@ -21,16 +21,36 @@ const maxSecret = 4096
 type secretFlags struct {
 	password, ha1 bool
 	algorithms    algorithms
+
+	aka   bool   // K and OPc of a USIM, asked for
+	akaIn bool   // from standard input
+	amf   string // of the USIM; empty: the default
+}
+
+func (f secretFlags) usim() bool { return f.aka || f.akaIn }
+
+// check reports flags that do not go together.
+func (f secretFlags) check() error {
+	switch {
+	case f.password && f.ha1:
+		return usagef("--password-stdin and --ha1-stdin exclude each other; give one of them")
+	case f.ha1 && len(f.algorithms) > 0:
+		return usagef("--algorithm is for a password; with --ha1-stdin, give only the HA1 to store")
+	case f.aka && f.akaIn:
+		return usagef("--aka and --aka-stdin exclude each other; give one of them")
+	case f.usim() && (f.password || f.ha1 || len(f.algorithms) > 0):
+		return usagef("one command stores a USIM or a password; for both, import a file with the columns k, opc and password")
+	case f.amf != "" && !f.usim():
+		return usagef("--amf is for a USIM; give --aka or --aka-stdin as well")
+	}
+	if _, err := amfOf(f.amf); err != nil {
+		return &usageError{err.Error()}
+	}
+	return nil
 }
 
 // secret gets a password or HA1 values, and returns only hashes.
 func (a *app) secret(ctx context.Context, from secretFlags, impi, realm string) (api.Credentials, error) {
-	if from.password && from.ha1 {
-		return api.Credentials{}, usagef("--password-stdin and --ha1-stdin exclude each other; give one of them")
-	}
-	if from.ha1 && len(from.algorithms) > 0 {
-		return api.Credentials{}, usagef("--algorithm is for a password; with --ha1-stdin, give only the HA1 to store")
-	}
 	if from.ha1 {
 		text, err := readSecret(a.in)
 		if err != nil {
@@ -43,7 +63,7 @@ func (a *app) secret(ctx context.Context, from secretFlags, impi, realm string) 
 	if from.password {
 		password, err = readSecret(a.in)
 	} else if tty, ok := a.in.(*os.File); ok && isTerminal(tty) {
-		password, err = a.prompt(ctx, tty, impi)
+		password, err = a.newPassword(ctx, tty, impi)
 	} else {
 		return api.Credentials{}, usagef("there is no terminal to ask for a password at; give --password-stdin or --ha1-stdin")
 	}
@@ -98,36 +118,45 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// prompt asks twice for a password, without echo.
-func (a *app) prompt(ctx context.Context, tty *os.File, impi string) (string, error) {
-	fd := int(tty.Fd())
-	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+// newPassword asks twice for a password.
+func (a *app) newPassword(ctx context.Context, tty *os.File, impi string) (string, error) {
+	answers, err := a.prompt(ctx, tty, "Password of "+clean(impi)+": ", "Again: ")
 	if err != nil {
-		return "", fmt.Errorf("ask for a password: %w", err)
-	}
-	silent := *before
-	silent.Lflag &^= unix.ECHO
-	silent.Lflag |= unix.ICANON | unix.ISIG
-	if err := unix.IoctlSetTermios(fd, unix.TCSETS, &silent); err != nil {
-		return "", fmt.Errorf("ask for a password: %w", err)
-	}
-	defer unix.IoctlSetTermios(fd, unix.TCSETS, before)
-
-	in := bufio.NewReader(io.LimitReader(tty, 2*maxSecret))
-	var answers [2]string
-	for i, question := range []string{"Password of " + clean(impi) + ": ", "Again: "} {
-		fmt.Fprint(a.err, question)
-		line, err := readLine(ctx, in)
-		fmt.Fprintln(a.err)
-		if err != nil {
-			return "", fmt.Errorf("ask for a password: %w", err)
-		}
-		answers[i] = line
+		return "", err
 	}
 	if answers[0] != answers[1] {
 		return "", errors.New("the passwords differ; try again")
 	}
 	return answers[0], nil
+}
+
+// prompt asks questions at the terminal, without echo of the answers.
+func (a *app) prompt(ctx context.Context, tty *os.File, questions ...string) ([]string, error) {
+	fd := int(tty.Fd())
+	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return nil, fmt.Errorf("ask for a secret: %w", err)
+	}
+	silent := *before
+	silent.Lflag &^= unix.ECHO
+	silent.Lflag |= unix.ICANON | unix.ISIG
+	if err := unix.IoctlSetTermios(fd, unix.TCSETS, &silent); err != nil {
+		return nil, fmt.Errorf("ask for a secret: %w", err)
+	}
+	defer unix.IoctlSetTermios(fd, unix.TCSETS, before)
+
+	in := bufio.NewReader(io.LimitReader(tty, 2*maxSecret))
+	var answers []string
+	for _, question := range questions {
+		fmt.Fprint(a.err, question)
+		line, err := readLine(ctx, in)
+		fmt.Fprintln(a.err)
+		if err != nil {
+			return nil, fmt.Errorf("ask for a secret: %w", err)
+		}
+		answers = append(answers, line)
+	}
+	return answers, nil
 }
 
 // readLine waits for a line or for ctx. After ctx its goroutine is left

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"encoding/json"
@@ -30,12 +31,19 @@ func (a *app) subscriberAdd() *cobra.Command {
 		Short: "Add a subscriber",
 		Long: "Add a subscriber: its private identity (IMPI) and its public ones (IMPU), by default sip:IMPI.\n" +
 			"All public identities are registered together; | between them begins another registration set,\n" +
-			"! before one bars it. The password is asked for, and only hashes of it leave this command.\n\n" + someKnowOnlyMD5,
+			"! before one bars it. The password is asked for, and only hashes of it leave this command.\n\n" + someKnowOnlyMD5 + "\n\n" +
+			"With --aka the phone has a USIM instead of a password (AKAv1-MD5, Milenage): its key K is asked for,\n" +
+			"and OPc or the operator's OP, each of 32 hex digits.",
 		Example: "  bellwether subscriber add alice@example.org\n" +
 			"  bellwether subscriber add alice@example.org sip:alice@example.org tel:+4930123456 '|' sip:desk@example.org\n" +
-			"  pass show alice | bellwether subscriber add alice@example.org --password-stdin",
+			"  pass show alice | bellwether subscriber add alice@example.org --password-stdin\n" +
+			"  bellwether subscriber add 262011234567890@example.org sip:alice@example.org --aka\n" +
+			"  bellwether subscriber add 262011234567890@example.org --aka-stdin < keys     # K=... OPc=...",
 		Args: atLeastIMPI,
 		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, args []string) error { // time to type
+			if err := secret.check(); err != nil {
+				return err
+			}
 			s := api.NewSubscriber{IMPI: args[0], Realm: realm}
 			if s.Realm == "" {
 				s.Realm = realmOf(s.IMPI)
@@ -50,7 +58,12 @@ func (a *app) subscriberAdd() *cobra.Command {
 			if err := probe.Check(); err != nil {
 				return &usageError{err.Error()}
 			}
-			if s.HA1, err = a.secret(ctx, secret, s.IMPI, s.Realm); err != nil {
+			if secret.usim() {
+				s.AKA, err = a.usim(ctx, secret, s.IMPI)
+			} else {
+				s.HA1, err = a.secret(ctx, secret, s.IMPI, s.Realm)
+			}
+			if err != nil {
 				return err
 			}
 			if err := s.Check(); err != nil {
@@ -76,6 +89,9 @@ func (a *app) subscriberAdd() *cobra.Command {
 	f.BoolVar(&secret.password, "password-stdin", false, "read the password from standard input")
 	f.BoolVar(&secret.ha1, "ha1-stdin", false, "read HA1 values from standard input, as MD5=HEX and SHA-256=HEX")
 	f.Var(&secret.algorithms, "algorithm", whichAlgorithms)
+	f.BoolVar(&secret.aka, "aka", false, "ask for K and OPc of a USIM instead of a password")
+	f.BoolVar(&secret.akaIn, "aka-stdin", false, "read K and OPc from standard input, as K=HEX and OPc=HEX (or OP=HEX)")
+	f.StringVar(&secret.amf, "amf", "", "authentication management field of the USIM, `HEX` (default: "+defaultAMF+")")
 	f.StringVar(&realm, "realm", "", "digest `REALM` (default: the realm of the IMPI)")
 	f.BoolVar(&replace, "replace", false, "overwrite a subscriber that exists")
 	return c
@@ -91,8 +107,8 @@ func atLeastIMPI(c *cobra.Command, args []string) error {
 func (a *app) subscriberList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the subscribers", Args: exactly(),
-		Long: "List the subscribers, with the digest algorithms for which a secret is stored. With --json it is one\n" +
-			"array; bellwether subscriber export --json prints one object a line, as a stream.",
+		Long: "List the subscribers, with the digest algorithms for which a secret is stored, and whether they have a\n" +
+			"USIM. No secret is shown. With --json it is one array; bellwether subscriber export --json prints one object a line, as a stream.",
 		RunE: list(a, func(ctx context.Context, c *api.Client, after string) ([]api.Subscriber, string, error) {
 			page, err := c.Subscribers(ctx, after, api.MaxPage)
 			return page.Subscribers, page.Next, err
@@ -101,9 +117,13 @@ func (a *app) subscriberList() *cobra.Command {
 }
 
 func (a *app) printSubscribers(all []api.Subscriber) error {
-	t := newTable(a.out, "IMPI", "REALM", "SECRET", "IDENTITIES")
+	t := newTable(a.out, "IMPI", "REALM", "SECRET", "AKA", "IDENTITIES")
 	for _, s := range all {
-		t.add(s.IMPI, s.Realm, strings.Join(s.Algorithms, " "), notation(s.Identities))
+		aka := "no"
+		if s.AKA != nil {
+			aka = "yes (AMF " + s.AKA.AMF + ")"
+		}
+		t.add(s.IMPI, s.Realm, cmp.Or(strings.Join(s.Algorithms, " "), "-"), aka, notation(s.Identities))
 	}
 	return t.end()
 }
@@ -162,6 +182,8 @@ func (a *app) subscriberImport() *cobra.Command {
 			"  impus       public identities, a space between them; | begins another registration set, ! bars one;\n" +
 			"              where there is none: sip:IMPI\n" +
 			"  password    or one of ha1_md5 and ha1_sha256, or both: hex digits\n" +
+			"  k, opc      of a USIM, instead of a password or beside it: 32 hex digits each; op in place of opc\n" +
+			"  amf         of the USIM: 4 hex digits; may be left out: " + defaultAMF + "\n" +
 			"  realm       may be left out: the realm of the IMPI\n\n" +
 			"If any line is wrong, nothing is imported. Subscribers that exist are replaced.\n\n" + someKnowOnlyMD5,
 		Args: exactly("a FILE.csv"),
@@ -198,7 +220,7 @@ func (a *app) subscriberExport() *cobra.Command {
 		Short: "Print all subscribers as CSV, without their secrets",
 		Long: "Print all subscribers as CSV with the columns impi, impus and realm, or with --json one object\n" +
 			"a line (JSON lines; bellwether subscriber list --json is one array). Secrets never leave the\n" +
-			"cluster: add a password or HA1 column before you import the file.",
+			"cluster: add a password or HA1 column, or k and opc, before you import the file.",
 		Args: exactly(),
 		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, _ []string) error {
 			if a.json {

@@ -61,9 +61,9 @@ func TestSubscribersAreListedShownAndRemoved(t *testing.T) {
 			t.Fatalf("add %s = %+v", name, r)
 		}
 	}
-	do("", "list").is(t, `IMPI                REALM         SECRET       IDENTITIES
-alice@example.test  example.test  MD5 SHA-256  sip:alice@example.test tel:+4917
-bob@example.test    example.test  MD5 SHA-256  sip:bob@example.test tel:+4918
+	do("", "list").is(t, `IMPI                REALM         SECRET       AKA  IDENTITIES
+alice@example.test  example.test  MD5 SHA-256  no   sip:alice@example.test tel:+4917
+bob@example.test    example.test  MD5 SHA-256  no   sip:bob@example.test tel:+4918
 `, "", OK)
 	for _, name := range []string{"bob@example.test", "sip:bob@example.test", "tel:+49-18", "+4918"} {
 		if r := do("", "show", name); r.code != OK || !strings.Contains(r.out, "\nbob@example.test ") {
@@ -140,10 +140,10 @@ func TestAnImportWithFaultsImportsNothing(t *testing.T) {
 		{"an empty file", "", []string{"1: there are no subscribers; write impi,impus,password and a line for each"}},
 		{"only a head", "impi,impus,password\n", []string{"1: there are no subscribers; write impi,impus,password and a line for each"}},
 		{"a misspelt column", "impi,impuss,password\n", []string{`1: there is no column "impuss"; write impus`}},
-		{"a foreign column", "impi,impus,password,colour\n", []string{`1: there is no column "colour"; write some of impi, impus, password, ha1_md5, ha1_sha256, realm`}},
+		{"a foreign column", "impi,impus,password,colour\n", []string{`1: there is no column "colour"; write some of impi, impus, password, ha1_md5, ha1_sha256, realm, k, opc, op, amf`}},
 		{"a column twice", "impi,impus,password,impi\n", []string{"1: the column impi is there twice; write it once"}},
 		{"no impi", "impus,password\n", []string{"1: the column impi is missing; write impi,impus,password in the first line"}},
-		{"no secret column", "impi,impus\n", []string{"1: there is no secret; add a column password, ha1_md5 or ha1_sha256"}},
+		{"no secret column", "impi,impus\n", []string{"1: there is no secret; add a column password, ha1_md5 or ha1_sha256, or k and opc"}},
 		{"a row too short", "impi,impus,password\na@b.test,sip:a@b.test\n", []string{"2: there are 2 columns; write 3, as in the first line"}},
 		{"a stray quote", "impi,impus,password\na@b.test,sip:a@b.test,hu\"sh\n", []string{`2: this is not CSV (bare " in non-quoted-field); put a value with quotes in quotes, and double them`}},
 		{"faults on several lines", "impi,impus,password,ha1_md5\n" +
@@ -195,6 +195,7 @@ func TestAFileFullOfFaultsIsNotPrintedWhole(t *testing.T) {
 func FuzzParseImport(f *testing.F) {
 	f.Add("impi,impus,password\nalice@b.test,sip:alice@b.test,hush\n")
 	f.Add("impi,impus,ha1_md5\na@b,tel:+1 | !sip:a@b sip:c@d," + aliceMD5 + "\n")
+	f.Add("impi,k,op,amf\na@b," + testK + "," + testOP + ",8000\n")
 	f.Add("\"")
 	f.Fuzz(func(t *testing.T, text string) {
 		all, err := parseImport("f", strings.NewReader(text), nil)
@@ -212,48 +213,51 @@ func FuzzParseImport(f *testing.F) {
 	})
 }
 
-func TestThePasswordIsAskedForWithoutEcho(t *testing.T) {
-	ask := func(typed string) (result, []api.NewSubscriber) {
-		user, tty := terminal(t)
-		var stored []api.NewSubscriber
-		socket := node(t, &admintest.Source{Stored: func(s api.NewSubscriber) { stored = append(stored, s) }})
-		var out strings.Builder
-		// The questions are written while the user types, so they tell when.
-		questions := make(questions, 16)
-		done := make(chan int)
-		go func() {
-			done <- Run(t.Context(), []string{"subscriber", "add", "alice@example.test", "--socket", socket}, IO{tty, &out, questions}, Hooks{})
-		}()
-		for _, line := range strings.SplitAfter(typed, "\n") {
-			if line == "" {
-				continue
-			}
-			for q := range questions {
-				if strings.HasSuffix(q, ": ") {
-					break
-				}
-			}
-			if _, err := user.WriteString(line); err != nil {
-				t.Fatal(err)
-			}
+// typed runs a subscriber add at a terminal, with what the user types.
+func typed(t *testing.T, secret, lines string, args ...string) (result, []api.NewSubscriber) {
+	t.Helper()
+	user, tty := terminal(t)
+	var stored []api.NewSubscriber
+	socket := node(t, &admintest.Source{Stored: func(s api.NewSubscriber) { stored = append(stored, s) }})
+	var out strings.Builder
+	// The questions are written while the user types, so they tell when.
+	questions := make(questions, 16)
+	done := make(chan int)
+	go func() {
+		done <- Run(t.Context(), append([]string{"subscriber", "add", "alice@example.test", "--socket", socket}, args...), IO{tty, &out, questions}, Hooks{})
+	}()
+	for _, line := range strings.SplitAfter(lines, "\n") {
+		if line == "" {
+			continue
 		}
-		code := <-done
-		close(questions)
-		var errs strings.Builder
 		for q := range questions {
-			errs.WriteString(q)
+			if strings.HasSuffix(q, ": ") {
+				break
+			}
 		}
-		if echo := echoed(t, user, tty); strings.Contains(echo, "secret") {
-			t.Errorf("the terminal shows %q", echo)
+		if _, err := user.WriteString(line); err != nil {
+			t.Fatal(err)
 		}
-		return result{out.String(), errs.String(), code}, stored
 	}
-	r, stored := ask("secret\nsecret\n")
+	code := <-done
+	close(questions)
+	var errs strings.Builder
+	for q := range questions {
+		errs.WriteString(q)
+	}
+	if echo := echoed(t, user, tty); strings.Contains(echo, secret) {
+		t.Errorf("the terminal shows %q", echo)
+	}
+	return result{out.String(), errs.String(), code}, stored
+}
+
+func TestThePasswordIsAskedForWithoutEcho(t *testing.T) {
+	r, stored := typed(t, "secret", "secret\nsecret\n")
 	r.is(t, "alice@example.test is stored with sip:alice@example.test\n", "\n", OK)
 	if len(stored) != 1 || stored[0].HA1 != (api.Credentials{MD5: aliceMD5, SHA256: aliceSHA256}) {
 		t.Errorf("stored %v", stored)
 	}
-	r, stored = ask("secret\nsecreT\n")
+	r, stored = typed(t, "secret", "secret\nsecreT\n")
 	r.is(t, "", "\nbellwether: the passwords differ; try again\n", Failed)
 	if len(stored) != 0 {
 		t.Errorf("stored %v", stored)

@@ -2,6 +2,7 @@ package frontproc
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -374,5 +375,22 @@ func TestRefusalsHaveTheirCodes(t *testing.T) {
 	}
 	if err := refused(nil); err != nil {
 		t.Errorf("no refusal is the error %v", err)
+	}
+}
+
+func TestKeysOfAUSIMAreStoredAndNotShown(t *testing.T) {
+	n := start(t, Options{})
+	w, _ := n.serving()
+	s := subscriber("alice")
+	s.HA1, s.AKA = api.Credentials{}, &api.AKA{K: hash, OPc: "f" + hash[1:], AMF: "b9b9"}
+	n.add(s)
+	eventually(t, "the worker has the subscriber", func() bool { return w.state().SubscriberCount() == 1 }, func() any { return w.state() })
+	sub, _ := w.state().Subscriber("alice@ims.test")
+	if sub.AKA == nil || hex.EncodeToString(sub.AKA.K) != s.AKA.K || hex.EncodeToString(sub.AKA.OPc) != s.AKA.OPc || sub.AKA.AMF != [2]byte{0xb9, 0xb9} {
+		t.Errorf("stored %v", sub)
+	}
+	shown, err := n.admin.Subscriber(t.Context(), "alice@ims.test")
+	if err != nil || shown.AKA == nil || *shown.AKA != (api.StoredAKA{AMF: "b9b9"}) || len(shown.Algorithms) != 0 {
+		t.Errorf("shown %+v, %v", shown, err)
 	}
 }

@@ -3,6 +3,7 @@ package frontproc
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"iter"
 	"maps"
@@ -18,6 +19,9 @@ func shown(sub state.Subscriber) api.Subscriber {
 	out := api.Subscriber{IMPI: sub.IMPI, Realm: sub.Realm, Identities: []api.Identity{}, Algorithms: slices.Sorted(maps.Keys(sub.HA1))}
 	for _, id := range sub.Identities {
 		out.Identities = append(out.Identities, api.Identity{URI: id.URI, Set: id.Set, Barred: id.Barred})
+	}
+	if sub.AKA != nil {
+		out.AKA = &api.StoredAKA{AMF: hex.EncodeToString(sub.AKA.AMF[:])}
 	}
 	return out
 }
@@ -59,6 +63,12 @@ func (s source) stored(n api.NewSubscriber) (state.Subscriber, *api.Error) {
 	if n.HA1.SHA256 != "" {
 		out.HA1["SHA-256"] = n.HA1.SHA256
 	}
+	if n.AKA != nil {
+		var err *api.Error
+		if out.AKA, err = keys(n); err != nil {
+			return out, err
+		}
+	}
 	for _, id := range n.Identities {
 		u, err := sipmsg.ParseURI(id.URI)
 		if err != nil {
@@ -66,6 +76,19 @@ func (s source) stored(n api.NewSubscriber) (state.Subscriber, *api.Error) {
 		}
 		out.Identities = append(out.Identities, state.Identity{URI: u.AOR(), Set: id.Set, Barred: id.Barred})
 	}
+	return out, nil
+}
+
+// keys reads the keys of a USIM, and keeps them out of its error.
+func keys(n api.NewSubscriber) (*state.AKA, *api.Error) {
+	out := &state.AKA{}
+	k, err1 := hex.DecodeString(n.AKA.K)
+	opc, err2 := hex.DecodeString(n.AKA.OPc)
+	amf, err3 := hex.DecodeString(n.AKA.AMF)
+	if err1 != nil || err2 != nil || err3 != nil || len(amf) != len(out.AMF) {
+		return nil, api.Errorf(api.Invalid, "the keys of the USIM of %s are malformed", n.IMPI).Advise("write K and OPc as 32 hex digits, AMF as 4")
+	}
+	out.K, out.OPc, out.AMF = k, opc, [2]byte(amf)
 	return out, nil
 }
 

@@ -65,6 +65,10 @@ func TestCheckRefusesWhatCannotBeStored(t *testing.T) {
 		{"no secret", with(func(s *NewSubscriber) { s.HA1 = Credentials{} }), "alice@example.test has no secret; give a password, its HA1, or K and OPc of a USIM"},
 		{"an HA1 of the wrong length", with(func(s *NewSubscriber) { s.HA1.SHA256 = md5Of }), "the SHA-256 HA1 of alice@example.test is malformed; write 64 lower-case hex digits"},
 		{"an HA1 that is no hex", with(func(s *NewSubscriber) { s.HA1.MD5 = strings.Repeat("x", 32) }), "the MD5 HA1 of alice@example.test is malformed; write 32 lower-case hex digits"},
+		{"a USIM instead of a password", with(func(s *NewSubscriber) { s.HA1, s.AKA = Credentials{}, &AKA{K: md5Of, OPc: md5Of, AMF: "8000"} }), ""},
+		{"a K that is too long", with(func(s *NewSubscriber) { s.AKA = &AKA{K: sha256Of, OPc: md5Of, AMF: "8000"} }), "K of the USIM of alice@example.test is malformed; write 32 lower-case hex digits"},
+		{"no OPc", with(func(s *NewSubscriber) { s.AKA = &AKA{K: md5Of, AMF: "8000"} }), "OPc of the USIM of alice@example.test is malformed; write 32 lower-case hex digits"},
+		{"an AMF in capitals", with(func(s *NewSubscriber) { s.AKA = &AKA{K: md5Of, OPc: md5Of, AMF: "B9B9"} }), "AMF of the USIM of alice@example.test is malformed; write 4 lower-case hex digits"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,20 +88,23 @@ func TestCheckRefusesWhatCannotBeStored(t *testing.T) {
 }
 
 func TestCredentialsAreSentButNeverPrinted(t *testing.T) {
-	s := NewSubscriber{IMPI: "alice@example.test", HA1: Credentials{MD5: md5Of, SHA256: sha256Of}}
+	const k, opc = "000102030405060708090a0b0c0d0e0f", "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+	s := NewSubscriber{IMPI: "alice@example.test", HA1: Credentials{MD5: md5Of, SHA256: sha256Of}, AKA: &AKA{K: k, OPc: opc, AMF: "8000"}}
 	var b strings.Builder
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		fmt.Fprintf(&b, verb, s)
 		fmt.Fprintf(&b, verb, s.HA1)
 		fmt.Fprintf(&b, verb, &s.HA1)
+		fmt.Fprintf(&b, verb, s.AKA)
+		fmt.Fprintf(&b, verb, *s.AKA)
 	}
 	slog.New(slog.NewTextHandler(&b, nil)).Info("x", "subscriber", s, "ha1", s.HA1)
-	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "subscribers", []NewSubscriber{s}, "ha1", s.HA1)
-	if out := b.String(); strings.Contains(out, md5Of) || strings.Contains(out, sha256Of) || strings.Contains(out, "3061") {
+	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "subscribers", []NewSubscriber{s}, "ha1", s.HA1, "aka", s.AKA)
+	if out := b.String(); strings.Contains(out, md5Of) || strings.Contains(out, sha256Of) || strings.Contains(out, "3061") || strings.Contains(out, k[:8]) || strings.Contains(out, opc[:8]) {
 		t.Errorf("printed: %s", out)
 	}
 	sent, err := json.Marshal(reveal(s))
-	if err != nil || !strings.Contains(string(sent), md5Of) {
+	if err != nil || !strings.Contains(string(sent), md5Of) || !strings.Contains(string(sent), k) || !strings.Contains(string(sent), opc) {
 		t.Errorf("sent: %s, %v", sent, err)
 	}
 }

@@ -174,6 +174,9 @@ func (s *Source) store(sub api.NewSubscriber) {
 	if sub.HA1.SHA256 != "" {
 		kept.Algorithms = append(kept.Algorithms, "SHA-256")
 	}
+	if sub.AKA != nil {
+		kept.AKA = &api.StoredAKA{AMF: sub.AKA.AMF}
+	}
 	s.subscribers[sub.IMPI] = kept
 	if s.Stored != nil {
 		s.Stored(sub)
