@@ -381,6 +381,7 @@ func TestRefusalsHaveTheirCodes(t *testing.T) {
 func TestKeysOfAUSIMAreStoredAndNotShown(t *testing.T) {
 	n := start(t, Options{})
 	w, _ := n.serving()
+	w.tell(workerlink.Follow, workerlink.FollowMsg{Feed: 1})
 	s := subscriber("alice")
 	s.HA1, s.AKA = api.Credentials{}, &api.AKA{K: hash, OPc: "f" + hash[1:], AMF: "b9b9"}
 	n.add(s)
