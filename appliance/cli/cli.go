@@ -137,7 +137,7 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(
 		a.node(), a.hiddenProcess("front-process", a.hooks.Front), a.hiddenProcess("worker-process", a.hooks.Worker),
 		a.worker(), a.demo(), a.reload(),
-		a.status(), a.users(), a.calls(), a.subscribers(), a.cluster(), a.configs(), a.version(),
+		a.status(), a.users(), a.calls(), a.subscribers(), a.bans(), a.cluster(), a.configs(), a.version(),
 	)
 	root.SetHelpCommand(help(root))
 	root.InitDefaultHelpCmd()

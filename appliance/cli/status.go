@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,12 +122,36 @@ func leader(s api.Status) string {
 	return fmt.Sprintf("%s, term %d, %s", who, s.Term, quorum)
 }
 
+// refused says what the answering node did not let in, the most frequent
+// reason first.
+func refused(s api.Status) string {
+	var total uint64
+	var why []string
+	for _, reason := range slices.SortedFunc(maps.Keys(s.Refused), func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.Refused[b], s.Refused[a]), cmp.Compare(a, b))
+	}) {
+		if n := s.Refused[reason]; n > 0 {
+			total += n
+			why = append(why, fmt.Sprintf("%s %d", reason, n))
+		}
+	}
+	text := fmt.Sprintf("%d since %s began", total, s.Node)
+	if total > 0 {
+		text += ": " + strings.Join(why, ", ")
+	}
+	if s.Bans > 0 {
+		text += fmt.Sprintf("; %d source%s banned, see bellwether ban list", s.Bans, ending(s.Bans))
+	}
+	return text
+}
+
 func (a *app) printStatus(s api.Status) error {
 	fmt.Fprintf(a.out, "Cluster      %s, domain %s\n", clean(s.Cluster), clean(s.Domain))
 	fmt.Fprintf(a.out, "Leader       %s\n", leader(s))
 	fmt.Fprintf(a.out, "Answered by  %s, version %s\n", clean(s.Node), clean(s.Version))
 	fmt.Fprintf(a.out, "Users        %d registered, %d subscribers\n", s.Users, s.Subscribers)
-	fmt.Fprintf(a.out, "Calls        %d\n\n", s.Calls)
+	fmt.Fprintf(a.out, "Calls        %d\n", s.Calls)
+	fmt.Fprintf(a.out, "Refused      %s\n\n", clean(refused(s)))
 	if err := printNodes(a.out, s.Nodes); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package frontproc
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -23,6 +24,8 @@ var (
 	descSent      = prometheus.NewDesc("bellwether_front_sent_total", "Datagrams that left this node's SIP ports.", nil, nil)
 	descRelayed   = prometheus.NewDesc("bellwether_front_relayed_total", "SIP messages that this node passed between workers.", nil, nil)
 	descDropped   = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front dropped, by cause.", []string{"cause"}, nil)
+	descRefused   = prometheus.NewDesc("bellwether_front_refused_total", "Messages and connections that this node's front did not let in, by reason.", []string{"reason"}, nil)
+	descBans      = prometheus.NewDesc("bellwether_front_bans", "Sources that this node's front bans by itself.", nil, nil)
 	descReplied   = prometheus.NewDesc("bellwether_front_replied_total", "Stateless answers of this node's front, by status.", []string{"status"}, nil)
 	descFlows     = prometheus.NewDesc("bellwether_front_flows", "Flows of phones that this node's front knows.", nil, nil)
 	descLeader    = prometheus.NewDesc("bellwether_leader", "1 while this node leads the controllers.", nil, nil)
@@ -80,6 +83,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for why, n := range fs.Dropped {
 		count(descDropped, n, why)
 	}
+	refused, bans := c.p.refusals(time.Now())
+	for why, n := range refused {
+		count(descRefused, n, why)
+	}
+	gauge(descBans, float64(bans))
 	for status, n := range fs.Replied {
 		count(descReplied, n, strconv.Itoa(status))
 	}

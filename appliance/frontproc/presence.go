@@ -27,17 +27,17 @@ func (mute) Call(*link.Conn, string, []byte) ([]byte, error) {
 // fronts are the links to the other controllers' fronts.
 type fronts struct {
 	mu    sync.Mutex
-	conns map[*link.Conn]bool
+	conns map[*link.Conn]string // the node at the other end
 }
 
-func (s *fronts) put(c *link.Conn, up bool) {
+func (s *fronts) put(c *link.Conn, node string, up bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conns == nil {
-		s.conns = map[*link.Conn]bool{}
+		s.conns = map[*link.Conn]string{}
 	}
 	if up {
-		s.conns[c] = true
+		s.conns[c] = node
 	} else {
 		delete(s.conns, c)
 	}
@@ -50,6 +50,40 @@ func (s *fronts) tell(method string, payload []byte) {
 	for c := range s.conns {
 		_ = c.Notify(method, payload) // one that is gone does not hear it
 	}
+}
+
+// askFronts calls a method on every other front at once and hands each answer to
+// got, one at a time. It returns the controllers that did not answer.
+func (p *Process) askFronts(ctx context.Context, method string, payload []byte, got func(node string, b []byte) error) (silent []string) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	type answer struct {
+		node    string
+		payload []byte
+		err     error
+	}
+	p.shown.mu.Lock()
+	answers := make(chan answer, len(p.shown.conns))
+	asked := len(p.shown.conns)
+	for c, node := range p.shown.conns {
+		go func() {
+			b, err := c.Call(ctx, method, payload)
+			answers <- answer{node, b, err}
+		}()
+	}
+	p.shown.mu.Unlock()
+	answered := map[string]bool{p.cfg.Node.Name: true}
+	for range asked {
+		if a := <-answers; a.err == nil && got(a.node, a.payload) == nil {
+			answered[a.node] = true
+		}
+	}
+	for _, c := range p.cfg.Cluster.Controllers {
+		if !answered[c.Name] {
+			silent = append(silent, c.Name)
+		}
+	}
+	return silent
 }
 
 // show keeps a link to every other controller, so that each of them sees
@@ -84,7 +118,7 @@ func (p *Process) showTo(ctx context.Context, m *mesh.Mesh, addr, node string) {
 	defer stop()
 	hello := workerlink.HelloMsg{Node: p.cfg.Node.Name, Version: p.version, PID: os.Getpid(), Front: true}
 	_ = c.Notify(workerlink.Hello, workerlink.Encode(hello)) // Run says if the link is broken
-	p.shown.put(c, true)
-	defer p.shown.put(c, false)
+	p.shown.put(c, node, true)
+	defer p.shown.put(c, node, false)
 	_ = c.Run()
 }

@@ -36,6 +36,7 @@ import (
 	"bellwether/controller/api"
 	"bellwether/controller/consensus"
 	"bellwether/controller/front"
+	"bellwether/controller/guard"
 	"bellwether/controller/link"
 	"bellwether/controller/mesh"
 	"bellwether/controller/state"
@@ -63,6 +64,7 @@ type Process struct {
 	log     *slog.Logger
 	ctl     *consensus.Controller
 	front   *front.Front
+	guard   *guard.Guard
 	workers *workers
 	alarms  *alarms
 	shown   fronts
@@ -75,7 +77,7 @@ type Process struct {
 // Run serves until ctx ends. It returns an error only when it cannot start, or
 // not close the log.
 func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Options) (err error) {
-	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload}
+	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload, guard: guard.New(guard.Default())}
 	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
 	if err != nil {
 		return fmt.Errorf("open the cluster port: %w", bound("cluster.address", err))
@@ -94,7 +96,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		return fmt.Errorf("start the controller: %w", err)
 	}
 	defer func() { err = errors.Join(err, p.ctl.Close()) }()
-	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Log: o.Log}, p.ctl)
+	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Guard: p.guard, Log: o.Log}, p.ctl)
 	if err != nil {
 		return fmt.Errorf("open the SIP ports: %w", bound("sip.address", err))
 	}

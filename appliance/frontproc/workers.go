@@ -277,6 +277,15 @@ func (w *workers) CallContext(ctx context.Context, c *link.Conn, method string, 
 			return nil, err
 		}
 		return workerlink.Encode(r), nil
+	case workerlink.Bans, workerlink.Unban:
+		w.mu.Lock()
+		pr := w.conns[c]
+		other := pr != nil && pr.hello != nil && pr.hello.Front
+		w.mu.Unlock()
+		if !other {
+			return nil, errors.New("only other fronts ask for bans")
+		}
+		return w.p.bansAsked(method, payload)
 	case workerlink.ChildExit:
 		w.mu.Lock()
 		pr := w.conns[c]

@@ -40,6 +40,9 @@ const (
 	Calls = "calls" // front to worker, call: empty, CallsReply
 	Await = "await" // front to worker, call: AwaitMsg, empty answer when the index is there
 
+	Bans  = "bans"  // front to front, call: empty, BansReply
+	Unban = "unban" // front to front, call: UnbanMsg, UnbanReply
+
 	ChildExit = "child-exit" // supervisor to front, call: ChildExitMsg, empty answer; front to front, notification
 )
 
@@ -184,6 +187,32 @@ type ChildExitMsg struct {
 	Reason   string    `cbor:"2,keyasint"` // "signal: killed", "exit status 2"
 	Restarts int       `cbor:"3,keyasint"` // since the node started
 	At       time.Time `cbor:"4,keyasint"`
+}
+
+// AutoBan is a source that a front banned by itself.
+type AutoBan struct {
+	Source string    `cbor:"1,keyasint"` // as a prefix
+	Since  time.Time `cbor:"2,keyasint"`
+	Until  time.Time `cbor:"3,keyasint"`
+	Hits   uint64    `cbor:"4,keyasint"`
+	Reason string    `cbor:"5,keyasint"`
+}
+
+// BansReply says what a front banned by itself, and how often each ban of an
+// operator refused something there.
+type BansReply struct {
+	Bans []AutoBan         `cbor:"1,keyasint"`
+	Hits map[string]uint64 `cbor:"2,keyasint"` // by prefix
+}
+
+// UnbanMsg asks a front to end what it banned by itself within a prefix.
+type UnbanMsg struct {
+	Prefix string `cbor:"1,keyasint"`
+}
+
+// UnbanReply says how many bans ended.
+type UnbanReply struct {
+	Ended int `cbor:"1,keyasint"`
 }
 
 // ErrPayload means that a payload is not what its method carries.

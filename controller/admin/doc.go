@@ -13,6 +13,7 @@ package admin
 import (
 	"context"
 	"iter"
+	"net/netip"
 
 	"bellwether/controller/api"
 )
@@ -45,6 +46,13 @@ type Source interface {
 	ImportSubscribers(ctx context.Context, all []api.NewSubscriber) (api.ImportResult, error)
 	// ExportSubscribers returns all, ordered by IMPI, as they are now.
 	ExportSubscribers(ctx context.Context) (iter.Seq[api.Subscriber], error)
+
+	// Bans lists what is banned and allowed.
+	Bans(ctx context.Context) (api.BanList, error)
+	// AddBan stores a ban that has passed Check.
+	AddBan(ctx context.Context, b api.NewBan) (api.Ban, error)
+	// RemoveBan ends one, given as api.ParsePrefix gives it.
+	RemoveBan(ctx context.Context, p netip.Prefix) (api.Unban, error)
 
 	// Reload reads the configuration again and applies what can be applied.
 	Reload(ctx context.Context) (api.Reload, error)

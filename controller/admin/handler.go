@@ -48,6 +48,19 @@ func Handler(src Source) http.Handler {
 	h.answer("DELETE "+api.PathSubscriber, named("impi", func(r *http.Request, impi string) (any, error) {
 		return struct{}{}, src.RemoveSubscriber(r.Context(), impi)
 	}))
+	h.get(api.PathBans, func(r *http.Request) (any, error) {
+		list, err := src.Bans(r.Context())
+		list.Bans, list.Silent = notNil(list.Bans), notNil(list.Silent)
+		return list, err
+	})
+	h.answer("PUT "+api.PathBans, h.addBan)
+	h.answer("DELETE "+api.PathBans, named("prefix", func(r *http.Request, text string) (any, error) {
+		p, err := api.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		return src.RemoveBan(r.Context(), p)
+	}))
 	h.answer("POST "+api.PathReload, func(r *http.Request) (any, error) { return src.Reload(r.Context()) })
 	h.answer("POST "+api.PathImport, h.importSubscribers)
 	h.mux.HandleFunc("GET "+api.PathExport, h.exportSubscribers)
@@ -85,11 +98,13 @@ func (h *handler) answer(pattern string, f func(*http.Request) (any, error)) {
 }
 
 // listed makes an empty list [] in JSON, not null.
-func listed[T any](list []T, err error) (any, error) {
+func listed[T any](list []T, err error) (any, error) { return notNil(list), err }
+
+func notNil[T any](list []T) []T {
 	if list == nil {
-		list = []T{}
+		return []T{}
 	}
-	return list, err
+	return list
 }
 
 // named passes a query value that must not be empty.
@@ -141,6 +156,21 @@ func (h *handler) addSubscriber(r *http.Request, impi string) (any, error) {
 		return nil, err
 	}
 	return struct{}{}, h.src.AddSubscriber(r.Context(), s, replace)
+}
+
+func (h *handler) addBan(r *http.Request) (any, error) {
+	var b api.NewBan
+	dec := decoder(r, maxBody)
+	if err := dec.Decode(&b); err != nil {
+		return nil, malformed(err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, malformed(errors.New("something follows the ban"))
+	}
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
+	return h.src.AddBan(r.Context(), b)
 }
 
 func (h *handler) importSubscribers(r *http.Request) (any, error) {

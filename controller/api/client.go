@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/user"
@@ -161,6 +162,34 @@ func (c *Client) ImportSubscribers(ctx context.Context, all []NewSubscriber) (Im
 // ExportSubscribers calls fn for every subscriber, ordered by IMPI, as they were at one moment.
 func (c *Client) ExportSubscribers(ctx context.Context, fn func(Subscriber) error) error {
 	return stream(ctx, c, PathExport, fn)
+}
+
+// Bans returns what is banned and allowed.
+func (c *Client) Bans(ctx context.Context) (BanList, error) {
+	return get[BanList](ctx, c, PathBans, nil)
+}
+
+// AddBan stores a ban or an allowance and returns it.
+func (c *Client) AddBan(ctx context.Context, b NewBan) (Ban, error) {
+	body, err := json.Marshal(b)
+	if err != nil {
+		return Ban{}, fmt.Errorf("encode ban: %w", err)
+	}
+	resp, err := c.call(ctx, http.MethodPut, PathBans, nil, bytes.NewReader(body))
+	if err != nil {
+		return Ban{}, err
+	}
+	return decode[Ban](resp)
+}
+
+// RemoveBan ends the ban or the allowance of exactly that prefix, and what nodes
+// banned within it by themselves.
+func (c *Client) RemoveBan(ctx context.Context, p netip.Prefix) (Unban, error) {
+	resp, err := c.call(ctx, http.MethodDelete, PathBans, url.Values{"prefix": {p.String()}}, nil)
+	if err != nil {
+		return Unban{}, err
+	}
+	return decode[Unban](resp)
 }
 
 // Reload makes the node read its configuration again.

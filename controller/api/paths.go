@@ -16,6 +16,7 @@ const (
 	PathExport      = "/v1/export"      // one Subscriber a line
 	PathWatch       = "/v1/watch"       // one Event a line
 	PathReload      = "/v1/reload"      // POST
+	PathBans        = "/v1/bans"        // GET, PUT a NewBan, DELETE ?prefix=
 )
 
 // MaxPage is the largest limit of a list of subscribers or users.

@@ -23,6 +23,10 @@ type Status struct {
 	Users       int     `json:"users"` // registered private identities (IMPI)
 	Calls       int     `json:"calls"` // in progress
 	Alarms      []Alarm `json:"alarms"`
+	// What the answering node did not let in since its start, by reason, and
+	// how many sources it bans by itself now.
+	Refused map[string]uint64 `json:"refused"`
+	Bans    int               `json:"bans"`
 }
 
 // Node is one machine.

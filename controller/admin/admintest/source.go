@@ -10,6 +10,7 @@ import (
 	"context"
 	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ type Source struct {
 	CallList   []api.Call
 	Reloaded   api.Reload
 	Release    api.Version
+	Banned     []api.Ban // changes with AddBan and RemoveBan
+	Silent     []string
 	Err        error                           // if set, every method fails with it
 	Stored     func(s api.NewSubscriber)       // sees each stored subscriber, if set
 	WatchFrom  func(send func(api.Event) bool) // sends events after the first, if set
@@ -227,6 +230,50 @@ func (s *Source) ExportSubscribers(context.Context) (iter.Seq[api.Subscriber], e
 		all = append(all, s.subscribers[impi])
 	}
 	return slices.Values(all), s.Err
+}
+
+// Bans lists Banned.
+func (s *Source) Bans(context.Context) (api.BanList, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return api.BanList{Bans: slices.Clone(s.Banned), Silent: s.Silent}, s.Err
+}
+
+// AddBan adds to Banned.
+func (s *Source) AddBan(_ context.Context, b api.NewBan) (api.Ban, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.Prefix.Bits() == 0 && !b.Allow && !b.Force {
+		return api.Ban{}, s.or(api.Errorf(api.Conflict, "%s is everybody", b.Prefix))
+	}
+	out := api.Ban{Prefix: b.Prefix, Allow: b.Allow, Reason: b.Reason, Since: time.Now()}
+	if b.Seconds > 0 {
+		out.Until = out.Since.Add(time.Duration(b.Seconds) * time.Second)
+	}
+	s.Banned = append(s.Banned, out)
+	return out, s.Err
+}
+
+// RemoveBan removes from Banned.
+func (s *Source) RemoveBan(_ context.Context, p netip.Prefix) (api.Unban, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := api.Unban{Prefix: p}
+	s.Banned = slices.DeleteFunc(s.Banned, func(b api.Ban) bool {
+		if b.Prefix != p {
+			return false
+		}
+		if b.Automatic {
+			out.Automatic++
+		} else {
+			out.Removed = true
+		}
+		return true
+	})
+	if !out.Removed && out.Automatic == 0 {
+		return out, s.or(api.Errorf(api.NotFound, "%s is neither banned nor allowed", p))
+	}
+	return out, s.Err
 }
 
 // Reload returns Reloaded.
