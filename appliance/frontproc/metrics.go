@@ -23,7 +23,7 @@ var (
 	descReceived  = prometheus.NewDesc("bellwether_front_received_total", "Datagrams that came to this node's SIP ports.", nil, nil)
 	descSent      = prometheus.NewDesc("bellwether_front_sent_total", "Datagrams that left this node's SIP ports.", nil, nil)
 	descRelayed   = prometheus.NewDesc("bellwether_front_relayed_total", "SIP messages that this node passed between workers.", nil, nil)
-	descDropped   = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front dropped, by cause.", []string{"cause"}, nil)
+	descDropped   = prometheus.NewDesc("bellwether_front_dropped_total", "SIP messages that this node's front could not pass on, by cause.", []string{"cause"}, nil)
 	descRefused   = prometheus.NewDesc("bellwether_front_refused_total", "Messages and connections that this node's front did not let in, by reason.", []string{"reason"}, nil)
 	descBans      = prometheus.NewDesc("bellwether_front_bans", "Sources that this node's front bans by itself.", nil, nil)
 	descReplied   = prometheus.NewDesc("bellwether_front_replied_total", "Stateless answers of this node's front, by status.", []string{"status"}, nil)
@@ -80,10 +80,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descReceived, fs.Received)
 	count(descSent, fs.Sent)
 	count(descRelayed, fs.Relayed)
-	for why, n := range fs.Dropped {
-		count(descDropped, n, why)
-	}
 	refused, bans := c.p.refusals(time.Now())
+	for why, n := range fs.Dropped {
+		if _, other := refused[why]; !other {
+			count(descDropped, n, why)
+		}
+	}
 	for why, n := range refused {
 		count(descRefused, n, why)
 	}

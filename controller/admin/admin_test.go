@@ -10,10 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -164,6 +166,33 @@ func TestSubscribersAreStoredListedAndRemoved(t *testing.T) {
 	}
 	if d := cmp.Diff(left, []string{"alice@example.test", "carol@example.test"}); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestBansAreCheckedStoredAndRemoved(t *testing.T) {
+	c := serve(t, &admintest.Source{})
+	ctx := t.Context()
+	prefix := netip.MustParsePrefix("2001:db8::/32")
+	b, err := c.AddBan(ctx, api.NewBan{Prefix: prefix, Reason: "floods", Seconds: 60})
+	if err != nil || b.Prefix != prefix || b.Until.Sub(b.Since) != time.Minute {
+		t.Errorf("added %+v, %v", b, err)
+	}
+	_, err = c.AddBan(ctx, api.NewBan{Prefix: netip.MustParsePrefix("192.0.2.1/24")})
+	wantCode(t, err, api.Invalid)
+	_, err = c.AddBan(ctx, api.NewBan{})
+	wantCode(t, err, api.Invalid)
+	if l, err := c.Bans(ctx); err != nil || len(l.Bans) != 1 || l.Bans[0].Reason != "floods" || l.Silent == nil {
+		t.Errorf("list %+v, %v", l, err)
+	}
+	if u, err := c.RemoveBan(ctx, prefix); err != nil || !u.Removed {
+		t.Errorf("removed %+v, %v", u, err)
+	}
+	_, err = c.RemoveBan(ctx, prefix)
+	wantCode(t, err, api.NotFound)
+	_, err = c.RemoveBan(ctx, netip.Prefix{})
+	wantCode(t, err, api.Invalid)
+	if l, err := c.Bans(ctx); err != nil || l.Bans == nil || len(l.Bans) != 0 {
+		t.Errorf("list %+v, %v", l, err)
 	}
 }
 
