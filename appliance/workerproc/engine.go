@@ -42,6 +42,8 @@ type engine struct {
 	inFlight atomic.Int64
 	stopped  atomic.Bool
 
+	awaited awaited
+
 	flowMu sync.Mutex
 	flows  map[sipmsg.Flow]time.Time // flows bound at fronts, for a front that comes back
 }
@@ -98,7 +100,17 @@ type shardEnv struct {
 
 func (v *shardEnv) Now() time.Time { return time.Now() }
 
-func (v *shardEnv) Send(to transaction.Peer, raw []byte) { v.e.p.send(v.e, to, raw) }
+// Send sends a message out. A request over a connection is not repeated, so one
+// that cannot even leave fails at once.
+func (v *shardEnv) Send(to transaction.Peer, raw []byte) {
+	connected := to.Group == 0 && to.Flow.Transport.Reliable() && isRequest(raw)
+	if connected {
+		v.e.awaited.note(to.Flow, v.shard, time.Now(), 64*v.e.p.now().SIP.T1)
+	}
+	if !v.e.p.send(v.e, to, raw) && connected {
+		v.e.unreachable(v.shard, to)
+	}
+}
 
 func (v *shardEnv) After(d time.Duration, fn func()) (stop func()) {
 	// A timer may have posted its event when it is stopped; off is read and
@@ -117,31 +129,32 @@ func (v *shardEnv) Post(fn func()) { v.e.p.router.Post(v.shard, event{eng: v.e, 
 
 // send carries a message of engine e out: to the wire through the front that
 // owns the flow, to an engine of this process, or over a link to another one.
-func (p *Process) send(e *engine, to transaction.Peer, raw []byte) {
+// It is false if the message did not leave.
+func (p *Process) send(e *engine, to transaction.Peer, raw []byte) bool {
+	frame := &link.SIP{To: to.Group, From: e.group.ID, Epoch: e.group.Epoch, Entry: e.entry, Raw: raw}
 	if to.Group == 0 {
-		f := p.links.front(to.Flow.Node)
-		if f == nil {
-			p.count("front_unreachable")
-			return
-		}
-		if err := f.SendSIP(&link.SIP{From: e.group.ID, Epoch: e.group.Epoch, Entry: e.entry, Flow: to.Flow, Raw: raw}); err != nil {
-			p.count("link_full")
-		}
-		return
+		frame.Flow = to.Flow
+		return p.frame(p.links.front(to.Flow.Node), frame)
 	}
 	from := transaction.Peer{Group: e.group.ID, InProcess: true}
 	if target := p.engine(to.Group); target != nil {
 		p.deliver(target, raw, from, true)
-		return
+		return true
 	}
-	f := p.links.toward(to.Group)
-	if f == nil {
+	return p.frame(p.links.toward(to.Group), frame)
+}
+
+// frame gives a frame to a front; nil: none is reachable.
+func (p *Process) frame(f *front, s *link.SIP) bool {
+	switch {
+	case f == nil:
 		p.count("front_unreachable")
-		return
-	}
-	if err := f.SendSIP(&link.SIP{To: to.Group, From: e.group.ID, Epoch: e.group.Epoch, Entry: e.entry, Raw: raw}); err != nil {
+	case f.SendSIP(s) != nil:
 		p.count("link_full")
+	default:
+		return true
 	}
+	return false
 }
 
 // deliver parses a message and puts it into its shard. Messages from a link
@@ -160,7 +173,7 @@ func (p *Process) deliver(e *engine, raw []byte, from transaction.Peer, internal
 		p.router.Post(p.router.Shard(key), ev)
 		return
 	}
-	if err := p.router.Offer(key, class(m), ev, offerWait); err != nil {
+	if err := p.router.Offer(key, e.class(m, from), ev, offerWait); err != nil {
 		p.count("shed")
 	}
 }
@@ -178,14 +191,30 @@ func orderKey(m *sipmsg.Message) string {
 	return m.CallID()
 }
 
-// class says what may be shed first under overload.
-func class(m *sipmsg.Message) eventrouter.Class {
-	if !m.IsRequest() || m.ToTag() != "" {
-		return eventrouter.Dialog
+// class says what may be shed first under overload. What looks like part of a
+// call is never shed, unless it comes from somebody unknown: anybody can write
+// a To tag.
+func (e *engine) class(m *sipmsg.Message, from transaction.Peer) eventrouter.Class {
+	if !m.IsRequest() {
+		return eventrouter.Dialog // the front let it pass for the token in its Via
 	}
-	switch m.Method() {
+	switch method := m.Method(); method {
 	case "ACK", "BYE", "CANCEL", "PRACK", "UPDATE":
-		return eventrouter.Dialog
+		if e.trusts(m, from) {
+			return eventrouter.Dialog
+		}
+		return eventrouter.Message
+	default:
+		if m.ToTag() != "" && e.trusts(m, from) {
+			return eventrouter.Dialog
+		}
+		return classOf(method)
+	}
+}
+
+// classOf is the class of a request that begins something.
+func classOf(method string) eventrouter.Class {
+	switch method {
 	case "INVITE":
 		return eventrouter.Invite
 	case "REGISTER":
@@ -194,6 +223,19 @@ func class(m *sipmsg.Message) eventrouter.Class {
 		return eventrouter.Subscribe
 	}
 	return eventrouter.Message
+}
+
+// trusts reports whether a request comes from an engine or over the flow of a
+// registered phone, or shows a token of ours, which only what was registered
+// once can know.
+func (e *engine) trusts(m *sipmsg.Message, from transaction.Peer) bool {
+	if from.Group != 0 {
+		return true
+	}
+	e.flowMu.Lock()
+	_, bound := e.flows[from.Flow]
+	e.flowMu.Unlock()
+	return bound || e.p.tables.tokened(m)
 }
 
 func (e *engine) stop(log *slog.Logger) {

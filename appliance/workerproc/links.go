@@ -278,6 +278,11 @@ func (p *Process) Notify(c *link.Conn, method string, payload []byte) {
 			p.tables.report(c, m.Loads)
 			p.links.heard(c, m.Leader)
 		}
+	case workerlink.FlowGone:
+		var m workerlink.FlowGoneMsg
+		if err = workerlink.Decode(payload, &m); err == nil {
+			p.gone(m.Flow)
+		}
 	}
 	if err != nil {
 		p.log.Error("a front sent nonsense", "method", method, "err", err)

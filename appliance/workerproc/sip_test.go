@@ -17,6 +17,7 @@ import (
 	"bellwether/cscf/digest"
 	"bellwether/cscf/eventrouter"
 	"bellwether/cscf/sipmsg"
+	"bellwether/cscf/transaction"
 )
 
 var phone = netip.MustParseAddr("198.51.100.7")
@@ -300,7 +301,7 @@ func TestOrderAndClass(t *testing.T) {
 			if got := orderKey(m); got != tt.key {
 				t.Errorf("order key %q, want %q", got, tt.key)
 			}
-			if got := class(m); got != tt.class {
+			if got := (&engine{}).class(m, transaction.Peer{Group: 9}); got != tt.class {
 				t.Errorf("class %v, want %v", got, tt.class)
 			}
 		})

@@ -61,6 +61,24 @@ func (t *tables) route(kind state.Kind, m *sipmsg.Message) (state.GroupID, error
 	return 0, fmt.Errorf("no next hop of kind %s for this message", kind)
 }
 
+// tokened reports whether a request is routed by a token of ours: in its
+// topmost Route, or where a strict router puts it (RFC 3261 §16.4).
+func (t *tables) tokened(m *sipmsg.Message) bool {
+	sealer := t.sealer.Load()
+	ours := func(uri string) bool {
+		u, err := sipmsg.ParseURI(uri)
+		if err != nil || sealer == nil {
+			return false
+		}
+		_, ok := sealer.Open(u.User)
+		return ok
+	}
+	if top, ok := m.TopRoute(); ok && ours(top.URI) {
+		return true
+	}
+	return ours(m.RequestURI())
+}
+
 func entryOf(k state.Kind) byte {
 	switch k {
 	case state.PCSCF:
