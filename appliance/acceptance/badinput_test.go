@@ -82,7 +82,7 @@ func TestBadRequestsGetTheRightAnswer(t *testing.T) {
 
 		{name: "a REGISTER that may not go on", method: "REGISTER", uri: home, change: replace(6, "Max-Forwards: 0"), want: 483},
 		{name: "a REGISTER that needs what nobody has", method: "REGISTER", uri: home, change: insert("Proxy-Require: time-travel"), want: 420},
-		{name: "a REGISTER of an unknown user", method: "REGISTER", uri: home, want: 403},
+		{name: "a REGISTER of an unknown user", method: "REGISTER", uri: home, want: 401},
 		{name: "a REGISTER for another domain", method: "REGISTER", uri: "sip:elsewhere.test", want: 403},
 
 		{name: "an INVITE of a stranger", method: "INVITE", uri: peer, want: 403},

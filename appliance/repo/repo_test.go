@@ -26,7 +26,7 @@ var folders = []string{"appliance", "controller", "cscf", "ha", "media", "packag
 var beside = []string{"CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bin", "dist", "docs", "go.mod", "go.sum"}
 
 // role is what a serving role may build on.
-var role = []string{"cscf/sipmsg", "cscf/transaction", "cscf/token", "cscf/assignment", "cscf/nexthop", "cscf/hss", "cscf/digest", "controller/state", "ha"}
+var role = []string{"cscf/sipmsg", "cscf/transaction", "cscf/token", "cscf/assignment", "cscf/nexthop", "cscf/hss", "cscf/digest", "cscf/aka", "controller/state", "ha"}
 
 // imports says which of our packages a package may import. "x/..." stands for
 // x and everything below it; of several rules the longest counts. A package

@@ -40,6 +40,7 @@ import (
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/mesh"
 	"bellwether/controller/state"
+	"bellwether/cscf/aka"
 	"bellwether/cscf/eventrouter"
 	"bellwether/cscf/transaction"
 	"bellwether/ha"
@@ -68,6 +69,7 @@ type Process struct {
 	store   *ha.Journal
 	links   *links
 	tables  *tables
+	sims    *aka.Clock      // of the sequence numbers in challenges
 	ctx     context.Context // ends with the process; for proposals under way
 	calling chan struct{}   // slots for proposals and reservations under way
 
@@ -116,6 +118,7 @@ func open(ctx context.Context, cfg *config.Config, o Options) (*Process, error) 
 	p := &Process{
 		cfg: cfg, version: o.Version, log: o.Log,
 		state:   newCopy(),
+		sims:    aka.NewClock(),
 		ctx:     ctx,
 		calling: make(chan struct{}, maxCalling),
 

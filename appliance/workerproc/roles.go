@@ -70,7 +70,7 @@ func secretFor(secret []byte, use string) []byte {
 // play gives the engine the role of its kind.
 func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) error {
 	p, c := e.p, core{e}
-	home := hss.NewEmbedded(p.State, p.cfg.SIP.Domain)
+	home := hss.NewEmbedded(hss.Config{State: p.State, Realm: p.cfg.SIP.Domain, Node: p.cfg.Node.Name, Clock: p.sims, Propose: c.Propose})
 	switch g.Kind {
 	case state.PCSCF:
 		r := pcscf.New(pcscf.Config{

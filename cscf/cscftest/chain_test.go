@@ -69,7 +69,7 @@ func run(t *testing.T, name string, test func(t *testing.T, c *ims)) {
 func (c *ims) start(k state.Kind, i int) {
 	g := groups[k][i]
 	e := c.NewEngine(g)
-	home := hss.NewEmbedded(c.State, Domain)
+	home := hss.NewEmbedded(hss.Config{State: c.State, Realm: Domain})
 	switch k {
 	case state.PCSCF:
 		r := pcscf.New(pcscf.Config{Group: g, Sealer: c.Sealer, ServiceAddr: c.ServiceAddrs(g), Domain: Domain}, e, c.Store)
@@ -260,21 +260,6 @@ func TestRegistration(t *testing.T) {
 			t.Errorf("assigned to S %d", g)
 		}
 	})
-	run(t, "unknown users and foreign identities are refused alike", func(t *testing.T, c *ims) {
-		for _, p := range []*Phone{
-			c.NewPhone("a", "192.0.2.66:5060", "nobody", "sip:nobody@ims.test"),
-			c.NewPhone("a", "192.0.2.67:5060", "alice", "sip:nobody@ims.test"),
-		} {
-			p.Send(p.RegisterRequest())
-			p.Expect(403, "REGISTER")
-		}
-		alice := c.alice()
-		alice.Send(alice.RegisterRequest())
-		alice.Challenged(alice.Expect(401, "REGISTER"), "MD5")
-		alice.AOR = "sip:carol@ims.test"
-		alice.Send(alice.RegisterRequest())
-		alice.Expect(403, "REGISTER")
-	})
 	run(t, "who has no secret for an algorithm cannot be registered with it by anybody", func(t *testing.T, c *ims) {
 		host := 65
 		for impi, has := range map[string]state.HA1{
@@ -291,6 +276,7 @@ func TestRegistration(t *testing.T) {
 				if has[string(alg)] != "" {
 					continue
 				}
+				c.Sleep(time.Minute) // too many wrong answers end in 403
 				for _, guess := range []string{"", bwdigest.HA1(alg, impi, Domain, ""), bwdigest.HA1(alg, "", "", "")} {
 					p.Send(p.RegisterRequest())
 					resp := p.Expect(401, "REGISTER")

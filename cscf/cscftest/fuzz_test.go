@@ -133,7 +133,7 @@ func FuzzRoles(f *testing.F) {
 			return
 		}
 		g := &rig{state: st, sealer: sealer, posted: make(chan func(), 4096)}
-		home := hss.NewEmbedded(g.State, Domain)
+		home := hss.NewEmbedded(hss.Config{State: g.State, Realm: Domain})
 		for _, role := range []transaction.User{
 			pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: func(netip.Addr) netip.AddrPort { return serviceAddr(5060) }, Domain: Domain}, g, store),
 			icscf.New(icscf.Config{Group: 2, Sealer: sealer, ServiceAddr: serviceAddr(4060), Domain: Domain, HSS: home}, g),
@@ -204,7 +204,7 @@ func FuzzRecords(f *testing.F) {
 		store.Put(3, "call/00112233445566778899aabbccddeeff", value, never, nil)
 		g := &rig{state: st, sealer: sealer, posted: make(chan func(), 4096)}
 		p := pcscf.New(pcscf.Config{Group: 1, Sealer: sealer, ServiceAddr: func(netip.Addr) netip.AddrPort { return serviceAddr(5060) }, Domain: Domain}, g, store)
-		home := hss.NewEmbedded(g.State, Domain)
+		home := hss.NewEmbedded(hss.Config{State: g.State, Realm: Domain})
 		s := scscf.New(scscf.Config{Group: 3, Sealer: sealer, ServiceAddr: serviceAddr(6060), Domain: Domain, HSS: home}, g, store)
 		p.Load()
 		s.Load()

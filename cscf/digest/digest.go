@@ -1,6 +1,7 @@
 // Package digest is the server's side of SIP digest authentication (RFC 3261
-// §22, RFC 7616, RFC 8760): challenges, the check of credentials, and the
-// record of which nonce counts of a user were used.
+// §22, RFC 7616, RFC 8760) and of its use with a SIM (RFC 3310): challenges, the
+// check of credentials, and the record of which nonce counts of a user were
+// used.
 //
 // Nonces verify themselves: they carry their time and their server, and are
 // signed with a key derived from the cluster's secret. A challenge therefore
@@ -8,9 +9,19 @@
 // of any other. Only the server that keeps a user's [Uses] can tell a replay,
 // so after [Handover] a nonce is good at its own server alone.
 //
-// The package knows MD5 and SHA-256 with qop=auth. It does not fetch secrets,
-// does not speak SIP beyond the two header values, and does not decide what a
-// failed check leads to. AKA is not part of it.
+// The nonce of an AKA challenge is its RAND and AUTN, made and recognised by the
+// home network's authentication centre; here it is only carried.
+//
+// Counts of a nonce must grow from one use to the next: a request that was
+// overtaken by a later one is challenged again, with stale=true, like a replay.
+//
+// The package knows MD5, SHA-256 and AKAv1-MD5 with qop=auth. It does not fetch
+// secrets, does not speak SIP beyond the two header values, and does not decide
+// what a failed check leads to.
+//
+// Failure modes: credentials that are incomplete, not well formed or longer
+// than anybody needs are an error of Parse, before anything is computed from
+// them.
 //
 // A [Server] is safe for concurrent use; a [Uses] is not.
 package digest
@@ -41,10 +52,16 @@ const (
 	MD5    Algorithm = "MD5"
 )
 
-// Algorithms lists what a Server can challenge with, best first.
+// AKAv1MD5 takes a SIM's RES in the place of a password, and MD5 (RFC 3310
+// §3.1).
+const AKAv1MD5 Algorithm = "AKAv1-MD5"
+
+// Algorithms lists what a Server can challenge with by itself, best first.
 var Algorithms = []Algorithm{SHA256, MD5}
 
-// ErrScheme means that an Authorization value is well formed but not Digest.
+const scheme = "Digest"
+
+// ErrScheme means that an Authorization value is of another scheme than Digest.
 var ErrScheme = errors.New("parse credentials: scheme is not Digest")
 
 // errCredentials means that credentials lack what RFC 7616 §3.4 demands.
@@ -56,17 +73,30 @@ type Credentials struct {
 	Algorithm                             Algorithm // MD5 where none was written
 	QOP, CNonce, NC                       string    // QOP "" : RFC 2069 style
 	Count                                 uint32    // NC as a number
+	AUTS                                  string    // base64: the SIM asks for resynchronisation (RFC 3310 §3.4)
 }
+
+// The longest fields that are taken, in bytes. Nonces of ours have 56 or 44,
+// responses at most 64 characters.
+const (
+	maxName     = 255 // user name and realm, as in the cluster state
+	maxField    = 256
+	maxURI      = 1024
+	maxResponse = 128
+)
 
 // Parse reads the value of an Authorization header. The error is ErrScheme for
 // another scheme. Empty nonce and response, as an IMS phone sends them in its
 // first REGISTER (TS 24.229 §5.1.1.2), are no error.
 func Parse(value string) (Credentials, error) {
-	scheme, params, err := sipmsg.ParseAuth(value)
+	if name := strings.TrimLeft(value, " \t"); len(name) < len(scheme) || !strings.EqualFold(name[:len(scheme)], scheme) {
+		return Credentials{}, ErrScheme
+	}
+	found, params, err := sipmsg.ParseAuth(value)
 	if err != nil {
 		return Credentials{}, err
 	}
-	if !strings.EqualFold(scheme, "Digest") {
+	if !strings.EqualFold(found, scheme) {
 		return Credentials{}, ErrScheme
 	}
 	c := Credentials{Algorithm: MD5}
@@ -84,7 +114,7 @@ func Parse(value string) (Credentials, error) {
 			c.Response = v
 		case "algorithm":
 			c.Algorithm = Algorithm(v)
-			for _, a := range Algorithms {
+			for _, a := range []Algorithm{SHA256, MD5, AKAv1MD5} {
 				if strings.EqualFold(v, string(a)) {
 					c.Algorithm = a
 				}
@@ -95,6 +125,19 @@ func Parse(value string) (Credentials, error) {
 			c.CNonce = v
 		case "nc":
 			c.NC = v
+		case "auts":
+			c.AUTS = v
+		}
+	}
+	for _, f := range []struct {
+		value string
+		limit int
+	}{
+		{c.Username, maxName}, {c.Realm, maxName}, {c.Nonce, maxField}, {c.URI, maxURI}, {c.Response, maxResponse},
+		{string(c.Algorithm), maxField}, {c.QOP, maxField}, {c.CNonce, maxField}, {c.AUTS, maxField},
+	} {
+		if len(f.value) > f.limit {
+			return Credentials{}, errCredentials
 		}
 	}
 	if c.NC != "" {
@@ -112,7 +155,7 @@ func Parse(value string) (Credentials, error) {
 
 func (a Algorithm) new() hash.Hash {
 	switch a {
-	case MD5:
+	case MD5, AKAv1MD5:
 		return md5.New()
 	case SHA256:
 		return sha256.New()
@@ -215,7 +258,8 @@ func (s *Server) Challenges(realm string, has func(Algorithm) bool, stale bool, 
 }
 
 // A nonce is hex of: milliseconds since 1970 (6 bytes), server (4), random (8),
-// MAC (10).
+// MAC (10). Time and server are masked, so that nobody learns from nonces which
+// of them come from one server.
 const (
 	timeSize   = 6
 	serverEnd  = timeSize + 4
@@ -231,12 +275,21 @@ func (s *Server) sign(body []byte, realm string) []byte {
 	return mac.Sum(nil)[:macSize]
 }
 
+// mask hides time and server in a nonce, or shows them again.
+func (s *Server) mask(raw []byte) {
+	mac := hmac.New(sha256.New, s.key)
+	mac.Write([]byte("mask"))
+	mac.Write(raw[serverEnd:bodySize])
+	subtle.XORBytes(raw[:serverEnd], raw[:serverEnd], mac.Sum(nil))
+}
+
 func (s *Server) nonce(realm string, now time.Time) string {
 	var b [8 + nonceBytes]byte
 	raw := b[8-timeSize:][:nonceBytes] // the clock's upper two bytes are left out
 	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli()))
 	binary.BigEndian.PutUint32(raw[timeSize:serverEnd], s.server)
 	rand.Read(raw[serverEnd:bodySize])
+	s.mask(raw)
 	copy(raw[bodySize:], s.sign(raw[:bodySize], realm))
 	return hex.EncodeToString(raw)
 }
@@ -254,6 +307,7 @@ func (s *Server) opened(nonce, realm string) (made time.Time, lifetime time.Dura
 	if subtle.ConstantTimeCompare(s.sign(raw[:bodySize], realm), raw[bodySize:]) != 1 {
 		return made, 0, false
 	}
+	s.mask(raw[:])
 	var ms [8]byte
 	copy(ms[8-timeSize:], raw[:timeSize])
 	lifetime = s.lifetime
@@ -280,17 +334,28 @@ const (
 // the result is Right, this use is noted in it and the caller keeps it. Without
 // a secret, ha1 being "", nothing is right, and it takes the same time.
 func (s *Server) Check(c Credentials, method, ha1 string, uses *Uses, now time.Time) Verdict {
-	want := c.Expected(method, ha1)
-	got := strings.ToLower(c.Response)
-	equal := subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
-	if !equal || want == "" || ha1 == "" { // anybody can compute what belongs to no secret
-		return Wrong
-	}
-	if c.QOP == "" && !s.withoutQOP {
+	if c.Algorithm == AKAv1MD5 || !s.proves(c, method, ha1) {
 		return Wrong
 	}
 	made, lifetime, ok := s.opened(c.Nonce, c.Realm)
-	if !ok || now.Sub(made) > lifetime || made.Sub(now) > skew {
+	if !ok {
+		return Stale
+	}
+	return s.use(c, made, lifetime, uses, now)
+}
+
+// proves reports whether the credentials were computed with a secret.
+func (s *Server) proves(c Credentials, method, ha1 string) bool {
+	want := c.Expected(method, ha1)
+	got := strings.ToLower(c.Response)
+	equal := subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
+	// Anybody can compute what belongs to no secret.
+	return equal && want != "" && ha1 != "" && (c.QOP != "" || s.withoutQOP)
+}
+
+// use notes the use of a nonce in credentials that are proved.
+func (s *Server) use(c Credentials, made time.Time, lifetime time.Duration, uses *Uses, now time.Time) Verdict {
+	if now.Sub(made) > lifetime || made.Sub(now) > skew {
 		return Stale
 	}
 	count := c.Count

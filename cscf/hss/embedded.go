@@ -1,12 +1,28 @@
 package hss
 
-import "bellwether/controller/state"
+import (
+	"bellwether/controller/state"
+	"bellwether/cscf/aka"
+)
+
+// Config is what an embedded HSS works with.
+type Config struct {
+	State func() *state.State // asked at each question
+	Realm string              // of subscribers that name none: the home network's domain
+
+	Node    string                                         // name of the node, whose place among all gives IND
+	Clock   *aka.Clock                                     // one for the whole process; nil: a new one
+	Propose func(state.Command, func(state.Result, error)) // commits a resynchronisation; nil: there is none
+}
 
 // Embedded is the HSS inside the cluster state. Its answers are as old as the
 // copy of the state that it reads.
 type Embedded struct {
-	state func() *state.State
-	realm string
+	state   func() *state.State
+	realm   string
+	node    string
+	clock   *aka.Clock
+	propose func(state.Command, func(state.Result, error))
 }
 
 var (
@@ -14,10 +30,13 @@ var (
 	_ Live = (*Embedded)(nil)
 )
 
-// NewEmbedded returns an HSS that reads the state current at each question.
-// realm is used for subscribers that name none: the home network's domain.
-func NewEmbedded(current func() *state.State, realm string) *Embedded {
-	return &Embedded{current, realm}
+// NewEmbedded returns an HSS.
+func NewEmbedded(c Config) *Embedded {
+	e := &Embedded{c.State, c.Realm, c.Node, c.Clock, c.Propose}
+	if e.clock == nil {
+		e.clock = aka.NewClock()
+	}
+	return e
 }
 
 // owner finds the subscriber of a public identity and checks that it is the
@@ -74,7 +93,8 @@ func (e *Embedded) LocationInfo(q LocationInfo, reply func(LocationInfoAnswer, e
 	reply(LocationInfoAnswer{IMPI: sub.IMPI, Server: server}, nil)
 }
 
-// MultimediaAuth returns the digest secrets of the subscriber.
+// MultimediaAuth returns the digest secrets of the subscriber, a fresh vector
+// for its SIM, or both.
 func (e *Embedded) MultimediaAuth(q MultimediaAuth, reply func(MultimediaAuthAnswer, error)) {
 	sub, _, err := owner(e.state(), q.IMPI, q.IMPU)
 	if err != nil {
@@ -85,7 +105,12 @@ func (e *Embedded) MultimediaAuth(q MultimediaAuth, reply func(MultimediaAuthAns
 	if realm == "" {
 		realm = e.realm
 	}
-	reply(MultimediaAuthAnswer{IMPI: sub.IMPI, Realm: realm, HA1: sub.HA1}, nil)
+	a := MultimediaAuthAnswer{IMPI: sub.IMPI, Realm: realm, HA1: sub.HA1}
+	if sub.AKA == nil {
+		reply(a, nil)
+		return
+	}
+	e.authenticate(sub, q, a, reply)
 }
 
 // ServerAssignment returns the profile. There is nothing to note down: the

@@ -16,8 +16,10 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/aka"
 )
 
 // What an HSS may decide against a question (TS 29.229 §6.2).
@@ -82,15 +84,40 @@ type LocationInfoAnswer struct {
 type MultimediaAuth struct {
 	IMPI string // "" where the REGISTER carried no credentials
 	IMPU string
+
+	Sent *Challenge          // the AKA challenge that the REGISTER answers; nil: none
+	AUTS *[aka.AUTSSize]byte // the SIM's answer to Sent, if it asks for resynchronisation
 }
 
-// MultimediaAuthAnswer carries what SIP digest needs (TS 29.228 §6.3, Annex N
-// of TS 33.203). HA1 must not be changed, printed or logged.
+// Challenge is the part of an AKA vector that a phone is sent.
+type Challenge struct {
+	RAND, AUTN [16]byte
+}
+
+// MultimediaAuthAnswer carries what SIP digest (Annex N of TS 33.203) and AKA
+// need (TS 29.228 §6.3): either of them, or both. Nothing of it must be
+// changed, printed or logged.
 type MultimediaAuthAnswer struct {
 	IMPI  string
 	Realm string
 	HA1   state.HA1
+
+	Vector   *aka.Vector // for a new challenge; nil: the user has no SIM
+	Sent     *Sent       // nil: the question had none, or it is no challenge of this user
+	Resynced bool        // the AUTS was the SIM's; Vector goes on from there
 }
+
+// Sent is a challenge of the user that was sent earlier.
+type Sent struct {
+	XRES []byte // secret
+	Made time.Time
+}
+
+// String shows no secret.
+func (s Sent) String() string { return "{made " + s.Made.Format(time.RFC3339) + "}" }
+
+// GoString is String.
+func (s Sent) GoString() string { return s.String() }
 
 // AssignmentType says why an S-CSCF asks for a server assignment
 // (Server-Assignment-Type, TS 29.229 §6.3.15).

@@ -30,7 +30,7 @@ func embedded(t *testing.T, cmds ...state.Command) *Embedded {
 			t.Fatalf("command %d: %v", i, err)
 		}
 	}
-	return NewEmbedded(func() *state.State { return s }, "ims.test")
+	return NewEmbedded(Config{State: func() *state.State { return s }, Realm: "ims.test"})
 }
 
 // now takes an answer that the embedded HSS must give before it returns.
@@ -88,14 +88,14 @@ func TestLocationInfo(t *testing.T) {
 
 func TestMultimediaAuthNamesTheRealm(t *testing.T) {
 	h := embedded(t)
-	a, err := now(t, h.MultimediaAuth, MultimediaAuth{"", "sip:alice@ims.test"})
+	a, err := now(t, h.MultimediaAuth, MultimediaAuth{IMPI: "", IMPU: "sip:alice@ims.test"})
 	if err != nil || a.Realm != "ims.test" || a.IMPI != "alice@ims.test" || len(a.HA1) != 1 {
 		t.Errorf("default realm: %+v, %v", a, err)
 	}
-	if a, err = now(t, h.MultimediaAuth, MultimediaAuth{"mute@ims.test", "sip:mute@ims.test"}); err != nil || a.Realm != "other.test" {
+	if a, err = now(t, h.MultimediaAuth, MultimediaAuth{IMPI: "mute@ims.test", IMPU: "sip:mute@ims.test"}); err != nil || a.Realm != "other.test" {
 		t.Errorf("own realm: %+v, %v", a, err)
 	}
-	if _, err = now(t, h.MultimediaAuth, MultimediaAuth{"alice@ims.test", "sip:mute@ims.test"}); !errors.Is(err, ErrIdentitiesDontMatch) {
+	if _, err = now(t, h.MultimediaAuth, MultimediaAuth{IMPI: "alice@ims.test", IMPU: "sip:mute@ims.test"}); !errors.Is(err, ErrIdentitiesDontMatch) {
 		t.Errorf("foreign identity: %v", err)
 	}
 }

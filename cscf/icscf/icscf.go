@@ -13,6 +13,8 @@
 //     connected, and a phone that came this way would be past the P- and S-CSCF
 //     that say who it is and whether it may call.
 //   - Only requests for users of the home domain go on; this is no open relay.
+//   - Whether somebody is a subscriber, or barred, is for the S-CSCF to know: a
+//     REGISTER for anybody goes to one, which challenges.
 //
 // Failure modes: an HSS that cannot be asked, and a cluster that has no S-CSCF
 // to give, are answered 504, never 403: the user is not at fault. An S-CSCF
@@ -21,6 +23,8 @@ package icscf
 
 import (
 	"errors"
+	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -155,9 +159,21 @@ func (c *CSCF) register(r *transaction.Request) {
 		return
 	}
 	q := hss.UserAuthorization{IMPI: c.privateIdentity(m), IMPU: impu}
+	c.authorize(r, q)
+}
+
+// authorize asks the HSS; where the user name is not that of the public
+// identity's owner, anew without it: the S-CSCF judges credentials.
+func (c *CSCF) authorize(r *transaction.Request, q hss.UserAuthorization) {
 	hss.Await(r.Layer().Env().Post,
 		func(reply func(hss.UserAuthorizationAnswer, error)) { c.cfg.HSS.UserAuthorization(q, reply) },
-		func(a hss.UserAuthorizationAnswer, err error) { c.authorized(r, a, err) })
+		func(a hss.UserAuthorizationAnswer, err error) {
+			if errors.Is(err, hss.ErrIdentitiesDontMatch) && q.IMPI != "" {
+				c.authorize(r, hss.UserAuthorization{IMPU: q.IMPU})
+				return
+			}
+			c.authorized(r, q.IMPU, a, err)
+		})
 }
 
 // privateIdentity is the user name of the credentials for the home domain; ""
@@ -171,11 +187,11 @@ func (c *CSCF) privateIdentity(m *sipmsg.Message) string {
 	return ""
 }
 
-func (c *CSCF) authorized(r *transaction.Request, a hss.UserAuthorizationAnswer, err error) {
+func (c *CSCF) authorized(r *transaction.Request, impu string, a hss.UserAuthorizationAnswer, err error) {
 	switch {
 	case errors.Is(err, hss.ErrUserUnknown), errors.Is(err, hss.ErrIdentitiesDontMatch),
 		errors.Is(err, hss.ErrAuthorizationRejected):
-		r.Reply(403, "", nil)
+		c.stranger(r, impu)
 	case err != nil:
 		c.log.Warn("authorize a registration", "err", err)
 		r.Reply(504, "", nil)
@@ -193,6 +209,30 @@ func (c *CSCF) authorized(r *transaction.Request, a hss.UserAuthorizationAnswer,
 				c.send(r, g)
 			})
 	}
+}
+
+// stranger sends the REGISTER of somebody who may not register to an S-CSCF all
+// the same, as if that were the user's: it challenges, and nobody learns from
+// the answer who is a subscriber. The identity always falls to the same one
+// while that is served, so that its wrong answers are counted together.
+func (c *CSCF) stranger(r *transaction.Request, impu string) {
+	var best state.GroupID
+	var highest uint64
+	for g := range c.core.State().Groups() {
+		if g.Kind != state.SCSCF || g.Serving == "" {
+			continue
+		}
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%d %s", g.ID, impu)
+		if score := h.Sum64(); best == 0 || score > highest {
+			best, highest = g.ID, score
+		}
+	}
+	if best == 0 {
+		r.Reply(504, "", nil)
+		return
+	}
+	c.send(r, best)
 }
 
 // locate finds the S-CSCF of the user whom a request is for (TS 24.229

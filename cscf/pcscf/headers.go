@@ -3,6 +3,7 @@ package pcscf
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"slices"
 	"strings"
 
 	"bellwether/cscf/sipmsg"
@@ -88,7 +89,7 @@ func withoutIntegrity(m *sipmsg.Message) {
 	for v := range m.Values(sipmsg.Authorization) {
 		if strings.Contains(strings.ToLower(v), "integrity-protected") {
 			found = true
-			v = dropIntegrity(v)
+			v = dropAuthParams(v, "integrity-protected")
 		}
 		if v != "" {
 			values = append(values, v)
@@ -103,16 +104,34 @@ func withoutIntegrity(m *sipmsg.Message) {
 	}
 }
 
-// dropIntegrity is "" for credentials that cannot be read: they are of no use
-// to anybody behind, who might read them differently.
-func dropIntegrity(v string) string {
+// withoutKeys removes the keys of an AKA challenge, which are for the P-CSCF
+// alone, before the challenge goes to the phone (TS 24.229 §5.2.2.2).
+func withoutKeys(m *sipmsg.Message) {
+	var values []string
+	for v := range m.Values(sipmsg.WWWAuthenticate) {
+		if v = dropAuthParams(v, "ck", "ik"); v != "" {
+			values = append(values, v)
+		}
+	}
+	m.Remove(sipmsg.WWWAuthenticate)
+	for _, v := range values {
+		m.Add(sipmsg.WWWAuthenticate, v)
+	}
+}
+
+// dropAuthParams takes parameters out of credentials or a challenge. It is ""
+// for one that cannot be read: it is of no use to anybody behind, who might
+// read it differently.
+func dropAuthParams(v string, names ...string) string {
 	scheme, params, err := sipmsg.ParseAuth(v)
 	if err != nil {
 		return ""
 	}
 	var keep []string
 	for p := range sipmsg.SplitElements(string(params)) {
-		if name, _, _ := strings.Cut(p, "="); !strings.EqualFold(strings.TrimSpace(name), "integrity-protected") {
+		name, _, _ := strings.Cut(p, "=")
+		name = strings.ToLower(strings.TrimSpace(name))
+		if !slices.Contains(names, name) {
 			keep = append(keep, p)
 		}
 	}

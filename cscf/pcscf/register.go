@@ -62,6 +62,7 @@ func (c *CSCF) register(r *transaction.Request) {
 // registered handles the answer to a REGISTER (TS 24.229 §5.2.2.1).
 func (c *CSCF) registered(r *transaction.Request, t *transaction.Target, m *sipmsg.Message) transaction.Verdict {
 	cleanTowardsPhone(m)
+	withoutKeys(m)
 	if m.Status() != 200 {
 		return transaction.Pass
 	}

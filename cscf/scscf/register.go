@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"bellwether/controller/state"
-	"bellwether/cscf/digest"
 	"bellwether/cscf/hss"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/transaction"
@@ -36,18 +35,7 @@ func (c *CSCF) register(r *transaction.Request) {
 		r.Reply(no.status, no.reason, nil)
 		return
 	}
-	creds := credentials(m)
-	q := hss.MultimediaAuth{IMPU: impu}
-	if i := realm(creds, c.cfg.Domain); i >= 0 {
-		q.IMPI = creds[i].Username
-	}
-	hss.Await(r.Layer().Env().Post,
-		func(reply func(hss.MultimediaAuthAnswer, error)) { c.cfg.HSS.MultimediaAuth(q, reply) },
-		func(a hss.MultimediaAuthAnswer, err error) {
-			if c.authenticated(r, creds, a, err) {
-				c.assign(r, a.IMPI, impu, list, all)
-			}
-		})
+	c.authenticate(r, impu, func(impi string) { c.assign(r, impi, impu, list, all) })
 }
 
 // unsupported lists the options of Require that a registrar here does not know
@@ -60,93 +48,6 @@ func unsupported(m *sipmsg.Message) string {
 		}
 	}
 	return strings.Join(list, ", ")
-}
-
-// credentials reads the digest credentials of a request; those of other
-// schemes and malformed ones prove nothing.
-func credentials(m *sipmsg.Message) []digest.Credentials {
-	var out []digest.Credentials
-	for v := range m.Values(sipmsg.Authorization) {
-		if cred, err := digest.Parse(v); err == nil {
-			out = append(out, cred)
-		}
-	}
-	return out
-}
-
-// realm finds the credentials for a realm; those for others are skipped
-// (RFC 3261 §22.3).
-func realm(creds []digest.Credentials, name string) int {
-	return slices.IndexFunc(creds, func(c digest.Credentials) bool { return strings.EqualFold(c.Realm, name) })
-}
-
-// authenticated checks the proof. If there is none, or a wrong one, it answers,
-// in the same way whether the user exists or not.
-func (c *CSCF) authenticated(r *transaction.Request, creds []digest.Credentials, a hss.MultimediaAuthAnswer, err error) bool {
-	known := err == nil
-	switch {
-	case errors.Is(err, hss.ErrUserUnknown), errors.Is(err, hss.ErrIdentitiesDontMatch):
-		a = hss.MultimediaAuthAnswer{Realm: c.cfg.Domain}
-	case err != nil:
-		c.log.Warn("fetch the means to authenticate", "err", err)
-		r.Reply(504, "", nil)
-		return false
-	}
-	now := time.Now()
-	known = known && len(a.HA1) > 0 // a user without a secret is as good as none
-	has := func(alg digest.Algorithm) bool { return !known || a.HA1[string(alg)] != "" }
-	challenge := func(stale bool) {
-		r.Reply(401, "", func(resp *sipmsg.Message) {
-			for _, v := range c.cfg.Digest.Challenges(a.Realm, has, stale, now) {
-				resp.Add(sipmsg.WWWAuthenticate, v)
-			}
-			if v, ok := r.Message.Value(sipmsg.PChargingVector); ok {
-				resp.Add(sipmsg.PChargingVector, v)
-			}
-		})
-	}
-	i := realm(creds, a.Realm)
-	if i < 0 || creds[i].Nonce == "" && creds[i].Response == "" {
-		challenge(false)
-		return false
-	}
-	cred := creds[i]
-	if !c.meant(cred.URI, r.Message.RequestURI()) {
-		r.Reply(400, "Digest URI Does Not Match", nil)
-		return false
-	}
-	ha1 := a.HA1[string(cred.Algorithm)]
-	if !known || cred.Username != a.IMPI {
-		ha1 = ""
-	}
-	switch c.users.check(cred, r.Message.Method(), a.IMPI, ha1, now) {
-	case digest.Right:
-		return true
-	case digest.Stale:
-		challenge(true)
-	default:
-		c.rejected.Add(1)
-		challenge(false)
-	}
-	return false
-}
-
-// meant reports whether the digest-uri names what the request is for: the
-// Request-URI, or the home domain where a proxy on the way changed that
-// (RFC 3261 §22.4 item 6, RFC 7616 §3.4.6).
-func (c *CSCF) meant(digestURI, requestURI string) bool {
-	if digestURI == requestURI {
-		return true
-	}
-	u, err := sipmsg.ParseURI(digestURI)
-	if err != nil {
-		return false
-	}
-	if u.User == "" && (u.Scheme == "sip" || u.Scheme == "sips") && strings.EqualFold(u.Host, c.cfg.Domain) {
-		return true
-	}
-	v, err := sipmsg.ParseURI(requestURI)
-	return err == nil && u.Equal(v)
 }
 
 // assign fetches the profile of an authenticated user (TS 24.229 §5.4.1.2.2F)
@@ -168,7 +69,8 @@ func (c *CSCF) assign(r *transaction.Request, impi, impu string, list []wish, al
 		func(a hss.ServerAssignmentAnswer, err error) {
 			id, ok := a.Profile.Identity(impu)
 			switch {
-			case errors.Is(err, hss.ErrUserUnknown), errors.Is(err, hss.ErrIdentitiesDontMatch), err == nil && !ok:
+			case errors.Is(err, hss.ErrUserUnknown), errors.Is(err, hss.ErrIdentitiesDontMatch), err == nil && !ok,
+				err == nil && len(a.Profile.Associated(id.Set)) == 0: // barred as a whole
 				r.Reply(403, "", nil)
 			case err != nil:
 				c.log.Warn("fetch a profile", "user", impi, "err", err)

@@ -67,13 +67,13 @@ func (g *registrar) user(impi string) *user {
 	return &user{IMPI: strings.Clone(impi)}
 }
 
-// check verifies credentials and notes their use, which is stored with the
+// check has credentials verified, whose use is noted and stored with the
 // registration that follows.
-func (g *registrar) check(cred digest.Credentials, method, impi, ha1 string, now time.Time) digest.Verdict {
+func (g *registrar) check(impi string, now time.Time, verify func(*digest.Uses) digest.Verdict) digest.Verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	u := g.user(impi)
-	v := g.c.cfg.Digest.Check(cred, method, ha1, &u.Uses, now)
+	v := verify(&u.Uses)
 	if v == digest.Right {
 		g.users[u.IMPI] = u
 		g.arm(u, now)

@@ -6,8 +6,9 @@
 // media and runs no services yet.
 //
 // Invariants:
-//   - A REGISTER changes something only after a digest check; a challenge
-//     creates no state.
+//   - A REGISTER changes something only after a digest or AKA check; a challenge
+//     creates no state. Who is no subscriber, or barred, is challenged like
+//     everybody else, and no answer to a challenge tells them.
 //   - All contacts of a REGISTER take effect or none (RFC 3261 §10.3). The 200
 //     leaves when the registration is durable and the user's assignment is
 //     committed.
@@ -21,9 +22,10 @@
 // Failure modes: an HSS that cannot be asked, and a next hop that nobody serves
 // even after a while (package nexthop), are answered 504, phones that cannot be
 // reached 480, a registration that could not be stored 500. A user who is assigned to
-// another group is not served. Records that cannot be read are skipped and
-// logged. Beyond the limits of Config a request that may form a dialog is
-// answered 503.
+// another group is not served. A phone whose answers are wrong, or stale with
+// the same nonce, five times in a minute hears 403 until one is right. Records
+// that cannot be read are skipped and logged. Beyond the limits of Config a
+// request that may form a dialog is answered 503.
 package scscf
 
 import (
@@ -120,6 +122,7 @@ type CSCF struct {
 	assigned *assignment.Table
 	users    *registrar
 	dialogs  *dialogs
+	attempts *attempts
 	orig     string // our Service-Route
 	dialog   string // our Record-Route
 
@@ -143,6 +146,7 @@ func New(cfg Config, core Core, store ha.Store) *CSCF {
 	c.assigned = assignment.New(state.SCSCF, cfg.Group, core, c.log)
 	c.users = newRegistrar(c)
 	c.dialogs = newDialogs(c)
+	c.attempts = newAttempts()
 	return c
 }
 
