@@ -425,8 +425,8 @@ func TestSippStrangersAreNotRegistered(t *testing.T) {
 			"register.xml", map[string]string{`response="200"`: `response="401"`}},
 		{"so are the credentials of another user", user, credentials("elsewhere"),
 			"register.xml", map[string]string{`response="200"`: `response="401"`}},
-		{"and a user whom nobody knows", "elsewhere", credentials("elsewhere"),
-			"register.xml", map[string]string{`response="200"`: `response="401"`}},
+		{"a user whom nobody knows is challenged too", "elsewhere", credentials("elsewhere"),
+			"register_refused.xml", map[string]string{"STATUS": "401"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sipp{

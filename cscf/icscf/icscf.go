@@ -149,6 +149,24 @@ func (c *CSCF) myself(u sipmsg.URI) bool {
 	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr()
 }
 
+// home reports whether a REGISTER's Request-URI names the home network: by its
+// domain, or by the address that a phone was given for it.
+func (c *CSCF) home(u sipmsg.URI) bool {
+	if strings.EqualFold(strings.TrimSuffix(u.Host, "."), c.cfg.Domain) {
+		return true
+	}
+	at, ok := u.HostPort()
+	if !ok {
+		return false
+	}
+	for n := range c.core.State().Nodes() {
+		if at.Addr() == n.Service || at.Addr() == n.Service6 {
+			return true
+		}
+	}
+	return false
+}
+
 // register finds the S-CSCF of a user who registers (TS 24.229 §5.3.1).
 func (c *CSCF) register(r *transaction.Request) {
 	m := r.Message
@@ -156,6 +174,10 @@ func (c *CSCF) register(r *transaction.Request) {
 	impu, ok := hss.Identity(to.URI)
 	if err != nil || !ok {
 		r.Reply(400, "Malformed To", nil)
+		return
+	}
+	if u, err := sipmsg.ParseURI(m.RequestURI()); err != nil || !c.home(u) { // RFC 3261 §10.3 step 1
+		r.Reply(403, "", nil)
 		return
 	}
 	q := hss.UserAuthorization{IMPI: c.privateIdentity(m), IMPU: impu}
