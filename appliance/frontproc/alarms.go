@@ -91,7 +91,10 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 	critical := func(code, node, text, do string) {
 		out = append(out, api.Alarm{Code: code, Severity: "critical", Node: node, Text: text, WhatToDo: do})
 	}
-	if _, ok := p.ctl.Leader(); !ok {
+	standing := p.ctl.Standing()
+	if standing.Text != "" {
+		critical("controllers_"+standing.Phase, p.cfg.Node.Name, standing.Text, standing.WhatToDo)
+	} else if _, ok := p.ctl.Leader(); !ok {
 		critical("no_leader", p.cfg.Node.Name, "no majority of the controllers works together",
 			"start the controllers that are down, or mend the network between them")
 	}

@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	}
 	p.ctl, err = consensus.Start(ctx, consensus.Config{
 		Node: cfg.Node.Name, ClusterID: id.ClusterID, DataDir: filepath.Join(cfg.Node.DataDir, "raft"), Members: members, Mesh: m,
-		Init: &state.Init{ClusterID: id.ClusterID, Name: id.ClusterName}, Log: o.Log,
+		Init: &state.Init{ClusterID: id.ClusterID, Name: id.ClusterName}, Begun: identity.Begun(cfg.Node.DataDir), Log: o.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("start the controller: %w", err)

@@ -70,6 +70,9 @@ func (c *Controller) serveAPI() {
 	c.mux.HandleFunc("POST "+proposePath, c.onlyMembers(c.answerPropose))
 	c.mux.HandleFunc("POST "+reservePath, c.onlyMembers(c.answerReserve))
 	c.mux.HandleFunc("POST "+transferPath, c.onlyMembers(c.answerTransfer))
+	c.mux.HandleFunc("POST "+foundingPath, c.answerFounding)
+	c.mux.HandleFunc("POST "+rejoinPath, c.onlyMembers(c.answerRejoin))
+	c.mux.HandleFunc("POST "+votePath, c.onlyMembers(c.answerVote))
 	c.server = &http.Server{
 		Handler: c.mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),

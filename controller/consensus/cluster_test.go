@@ -39,6 +39,19 @@ type member struct {
 // on a leader.
 func newCluster(t *testing.T, n int, tweak func(*Config)) *cluster {
 	t.Helper()
+	c, meshes := unfounded(t, n, tweak)
+	for i, m := range c.members {
+		c.startOn(m.Name, meshes[i])
+	}
+	for _, m := range c.running {
+		c.await(m, func(s *state.State) bool { return s.ClusterID() == "c1" })
+	}
+	return c
+}
+
+// unfounded is n members that have their ports and nothing else.
+func unfounded(t *testing.T, n int, tweak func(*Config)) (*cluster, []*mesh.Mesh) {
+	t.Helper()
 	c := &cluster{t: t, ca: meshtest.NewCA(t, "c1"), dir: t.TempDir(), running: make(map[string]*member), tweak: tweak}
 	meshes := make([]*mesh.Mesh, n)
 	for i := range n {
@@ -46,14 +59,8 @@ func newCluster(t *testing.T, n int, tweak func(*Config)) *cluster {
 		meshes[i] = c.listen(name, fmt.Sprintf("127.0.0.%d:0", i+1))
 		c.members = append(c.members, Member{Name: name, Addr: meshes[i].Addr().String()})
 	}
-	for i, m := range c.members {
-		c.startOn(m.Name, meshes[i])
-	}
 	t.Cleanup(c.stop)
-	for _, m := range c.running {
-		c.await(m, func(s *state.State) bool { return s.ClusterID() == "c1" })
-	}
-	return c
+	return c, meshes
 }
 
 func (c *cluster) listen(name, addr string) *mesh.Mesh {

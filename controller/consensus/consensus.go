@@ -7,13 +7,16 @@
 // somebody still waits for it.
 //
 // The package does not decide what should change, does not serve the operators'
-// API and does not add or remove members: all members start with the same
-// list of 1, 3 or 5.
+// API and does not add or remove members for good: all members start with the
+// same list of 1, 3 or 5, and a member whose log is empty finds out first
+// whether the others list the same.
 //
 // Invariants: what Propose has acknowledged is on the disks of a majority and
 // in the local copy. Reservations live in the leader's memory only; a new
 // leader has none. The data directory belongs to one node of one cluster, and
-// is refused to any other before anything in it is opened. Neither a slow
+// is refused to any other before anything in it is opened. A cluster begins only
+// by a majority that lists the same members, and once: a member that lost its
+// log comes back without a vote until it has caught up. Neither a slow
 // follower of Follow nor a burst of proposals takes more than a fixed amount
 // of memory.
 //
@@ -86,7 +89,10 @@ type Config struct {
 	// Init, if not nil, is proposed until the cluster has an identity. An empty
 	// Secret in it is replaced by a random one. Members may all have one: the
 	// first to be committed wins.
-	Init    *state.Init
+	Init *state.Init
+	// Begun says that the cluster is known to have begun: with an empty log this
+	// member only comes back to it.
+	Begun   bool
 	OnStall func()       // called when the leader makes no progress; nil: os.Exit(3)
 	Log     *slog.Logger // nil: slog.Default()
 
@@ -98,19 +104,21 @@ type Config struct {
 
 // Controller is this member. Its methods may be called from any goroutine.
 type Controller struct {
-	cfg     Config
-	log     *slog.Logger
-	members []Member // by name
-	local   *replica
-	raft    *raft.Raft
-	trans   *raft.NetworkTransport
-	store   *raftboltdb.BoltStore
-	mux     *http.ServeMux
-	server  *http.Server
-	client  *http.Client
-	leader  leaderWatch
-	batches chan *proposal
-	slots   chan struct{} // one per batch under way
+	cfg      Config
+	log      *slog.Logger
+	members  []Member // by name
+	local    *replica
+	raft     *raft.Raft
+	trans    *raft.NetworkTransport
+	store    *raftboltdb.BoltStore
+	mux      *http.ServeMux
+	server   *http.Server
+	client   *http.Client
+	leader   leaderWatch
+	door     *door
+	founding founding
+	batches  chan *proposal
+	slots    chan struct{} // one per batch under way
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -154,7 +162,7 @@ func start(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, log: cfg.Log, members: members, local: newReplica(cfg.Log),
-		batches: make(chan *proposal), slots: make(chan struct{}, maxBatchesUnderWay),
+		door: newDoor(cfg.Mesh), batches: make(chan *proposal), slots: make(chan struct{}, maxBatchesUnderWay),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.open(); err != nil {
@@ -166,6 +174,10 @@ func start(cfg Config) (*Controller, error) {
 	c.run(c.gather)
 	c.run(c.followLeadership)
 	c.run(c.guard)
+	c.run(c.keepStanding)
+	if !c.founding.took.Load() {
+		c.run(c.found)
+	}
 	if cfg.Init != nil {
 		c.run(c.initialise)
 	}
@@ -262,10 +274,20 @@ func (c *Controller) open() (err error) {
 	if err != nil {
 		return fmt.Errorf("read log: %w", err)
 	}
-	if !exists {
+	if !exists && len(c.members) == 1 {
+		if c.cfg.Begun {
+			return fmt.Errorf("%s is empty, but the cluster has begun, and no other controller has its state: restore a backup, or remove the file pki/begun in node.data_dir to begin with nothing", path)
+		}
 		if err := raft.BootstrapCluster(conf, logs, c.store, snapshots, transport, c.configuration()); err != nil {
 			return fmt.Errorf("begin log: %w", err)
 		}
+		exists = true
+	}
+	if exists {
+		if err := settle(c.cfg.DataDir); err != nil {
+			return err
+		}
+		c.takePart()
 	}
 	c.trans = transport
 	if c.raft, err = raft.NewRaft(conf, c.local, logs, c.store, snapshots, transport); err != nil {
@@ -274,8 +296,7 @@ func (c *Controller) open() (err error) {
 	return nil
 }
 
-// configuration is the same on every member, so that it does not matter which
-// of them begin the cluster.
+// configuration is the same on every member.
 func (c *Controller) configuration() raft.Configuration {
 	var conf raft.Configuration
 	for _, m := range c.members {

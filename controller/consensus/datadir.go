@@ -20,11 +20,12 @@ type owner struct {
 	ClusterID string   `json:"cluster_id"`
 	Node      string   `json:"node"`
 	Members   []string `json:"members"`
+	Waiting   bool     `json:"waiting,omitempty"` // the log has not begun: the members may still change
 }
 
 // claim makes the directory this member's, or finds that it is.
 func claim(dir, clusterID, node string, members []Member) error {
-	want := owner{ClusterID: clusterID, Node: node}
+	want := owner{ClusterID: clusterID, Node: node, Waiting: true}
 	for _, m := range members {
 		want.Members = append(want.Members, m.Name)
 	}
@@ -34,6 +35,12 @@ func claim(dir, clusterID, node string, members []Member) error {
 	path := filepath.Join(dir, ownerFile)
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
+		// Files of Raft without it are of nobody knows whom.
+		for _, name := range []string{"raft.db", "snapshots"} {
+			if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+				return fmt.Errorf("%w: %s holds %s but no %s", ErrForeign, dir, name, ownerFile)
+			}
+		}
 		return write(dir, path, want)
 	}
 	if err != nil {
@@ -48,20 +55,33 @@ func claim(dir, clusterID, node string, members []Member) error {
 		return fmt.Errorf("%w: %s is of cluster %s, this is cluster %s", ErrForeign, dir, have.ClusterID, want.ClusterID)
 	case have.Node != want.Node:
 		return fmt.Errorf("%w: %s is node %s's, this is node %s", ErrForeign, dir, have.Node, want.Node)
+	case have.Waiting && !slices.Equal(have.Members, want.Members):
+		return write(dir, path, want)
 	case !slices.Equal(have.Members, want.Members):
 		return fmt.Errorf("%s was begun with the controllers %v, the configuration says %v", dir, have.Members, want.Members)
 	}
 	return nil
 }
 
-// write makes the directory's first file. Files of Raft without it are of
-// nobody knows whom.
-func write(dir, path string, o owner) error {
-	for _, name := range []string{"raft.db", "snapshots"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			return fmt.Errorf("%w: %s holds %s but no %s", ErrForeign, dir, name, ownerFile)
-		}
+// settle fixes the members, for the log is about to begin.
+func settle(dir string) error {
+	path := filepath.Join(dir, ownerFile)
+	text, err := os.ReadFile(path)
+	var have owner
+	if err == nil {
+		err = json.Unmarshal(text, &have)
 	}
+	if err != nil {
+		return fmt.Errorf("settle data directory: %w", err)
+	}
+	if !have.Waiting {
+		return nil
+	}
+	have.Waiting = false
+	return write(dir, path, have)
+}
+
+func write(dir, path string, o owner) error {
 	text, err := json.Marshal(o)
 	if err != nil {
 		return fmt.Errorf("claim data directory: %w", err)

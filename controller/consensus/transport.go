@@ -18,7 +18,7 @@ type streams struct {
 
 func (c *Controller) newStreams() *streams {
 	self, _ := c.member(c.cfg.Node)
-	return &streams{Listener: c.cfg.Mesh.Handle(RaftProtocol), c: c, self: raft.ServerAddress(self.Addr)}
+	return &streams{Listener: c.door, c: c, self: raft.ServerAddress(self.Addr)}
 }
 
 // address is a member's address as net.Addr.
