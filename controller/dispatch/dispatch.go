@@ -136,10 +136,14 @@ func Decide(in Input) Decision {
 	if err != nil {
 		return in.refuse(400, "Bad Request-URI")
 	}
-	if d, ok := in.routed(kind, uri); ok {
-		return d
-	}
 	method := in.Message.Method()
+	// Where a phone registers is the cluster's choice, not that of a token that
+	// it happens to know: its Route is only its way in.
+	if method != "REGISTER" || kind != state.PCSCF {
+		if d, ok := in.routed(kind, uri); ok {
+			return d
+		}
+	}
 	if method == "OPTIONS" && uri.User == "" && in.ours(uri.Host) && kind != state.ICSCF {
 		return in.local(kind)
 	}
