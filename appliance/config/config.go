@@ -55,6 +55,7 @@ type Config struct {
 	Cluster Cluster
 	SIP     SIP
 	Workers []Worker // without the key one of each kind, such as n1-p, n1-i and n1-s; none where the list is empty
+	Flood   Flood
 	Metrics Metrics
 	Log     Log
 }
@@ -100,6 +101,17 @@ type SIP struct {
 type Worker struct {
 	ID   string
 	Kind Kind
+}
+
+// Flood says how much a front lets in, in messages or connections a second on
+// average; more come through in a burst. 0 is no limit.
+type Flood struct {
+	PerSource   int           // messages of one address outside the flows of registered phones
+	PerPhone    int           // messages over the flow of one registered phone
+	Failures    int           // messages of one address that were refused or malformed
+	Connections int           // attempts of one address
+	Strangers   int           // requests of all addresses together from outside known flows that cost a worker something
+	Ban         time.Duration // the first automatic ban of an address that goes on; 0: none
 }
 
 // Metrics says where /metrics, /livez and /readyz are served.

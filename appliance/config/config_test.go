@@ -38,6 +38,7 @@ workers:
   - {id: s1, kind: s-cscf}
 metrics: {listen: 127.0.0.2:9100}
 log: {level: debug, format: json}
+flood: {per_source: 1, per_phone: 2, failures: 3, connections: 4, strangers: 5, ban: 6}
 `
 
 const minimal = `node: {name: n1}
@@ -71,6 +72,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Workers: []Worker{{"p1", PCSCF}, {"s1", SCSCF}},
 		Metrics: Metrics{Listen: netip.MustParseAddrPort("127.0.0.2:9100")},
 		Log:     Log{Level: slog.LevelDebug, Format: "json"},
+		Flood:   Flood{PerSource: 1, PerPhone: 2, Failures: 3, Connections: 4, Strangers: 5, Ban: 6 * time.Second},
 	}
 	if d := cmp.Diff(got, want, comparers); d != "" {
 		t.Error(d)
@@ -113,7 +115,7 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 		{"not YAML", edit("p_cscf: 5070", "p_cscf: [5070"), "f:12: this is not YAML: did not find expected ',' or ']'; check the indentation and the colons around this line"},
 		{"a key that is indented too little", edit("  p_cscf: 5070", " p_cscf: 5070"), "f:12: this is not YAML: did not find expected key; check the indentation and the colons around this line"},
 		{"a tab as indentation", "node:\n\tname: n1\n", "f:2: this is not YAML: found character that cannot start any token; check the indentation and the colons around this line"},
-		{"a second document", full + "---\nnode: {}\n", "f:24: a second document begins here; write one document, without ---"},
+		{"a second document", full + "---\nnode: {}\n", "f:25: a second document begins here; write one document, without ---"},
 		{"a list at the top", "- a\n", "f:1: the file is a list; write keys with values, such as name: n1"},
 		{"a misspelt section", edit("metrics:", "metric:"), `f:22: unknown key "metric"; write metrics`},
 		{"a misspelt key", edit("p_cscf:", "p_cscff:"), `f:12: unknown key "sip.p_cscff"; write p_cscf`},
@@ -121,7 +123,7 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 		{"a mapping as key", edit("p_cscf: 5070", "{a: b}: 5070"), `f:12: unknown key (a mapping); remove it, or write one of address, address6, default_expires, domain, i_cscf, max_expires, min_expires, p_cscf, s_cscf, t1_ms`},
 		{"a key written twice", edit("p_cscf: 5070", "domain: other.test"), "f:12: sip.domain is written twice, first on line 10; write it once"},
 		{"an anchor", edit("IMS.Example.test", "&d IMS.Example.test"), "f:10: sip.domain uses a YAML anchor or alias; write the value itself"},
-		{"an alias", edit("node: {name: n2,", "node: {name: &n n2,") + "x: *n\n", "f:1: node.name uses a YAML anchor or alias; write the value itself\nf:24: unknown key \"x\"; remove it, or write one of cluster, log, metrics, node, sip, workers"},
+		{"an alias", edit("node: {name: n2,", "node: {name: &n n2,") + "x: *n\n", "f:1: node.name uses a YAML anchor or alias; write the value itself\nf:25: unknown key \"x\"; remove it, or write one of cluster, flood, log, metrics, node, sip, workers"},
 		{"a list for a scalar", edit("p_cscf: 5070", "p_cscf: [5070]"), "f:12: sip.p_cscf is a list; write one value"},
 		{"a scalar for a list", edit("metrics:", "log: {}\nmetrics:"), "f:24: log is written twice, first on line 22; write it once"},
 		{"a scalar for a mapping", edit("{listen: 127.0.0.2:9100}", "here"), `f:22: metrics is the value "here"; write metrics: {listen: 127.0.0.1:9090}`},
@@ -175,6 +177,9 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 			"f:2: cluster.controllers is missing; write a list of 1, 3 or 5, such as [{name: n1, address: 10.0.0.1:7400}]\n" +
 			"f:3: sip.domain is missing; write the home domain, such as ims.example.org\n" +
 			"f:3: sip.address is missing; write this node's own IP address, such as 10.0.0.1"},
+		{"a limit that is none", edit("per_source: 1", "per_source: -1"), `f:24: flood.per_source "-1" is not between 0 and 1000000; write how many a second, or 0 for no limit`},
+		{"a ban for a week", edit("ban: 6", "ban: 604800"), `f:24: flood.ban "604800" is not between 0 and 86400; write a whole number from 0 to 86400`},
+		{"a limit for the flood section", edit("flood: {per_source: 1, per_phone: 2, failures: 3, connections: 4, strangers: 5, ban: 6}", "flood: 5"), `f:24: flood is the value "5"; write flood: {per_source: 2000}`},
 		{"several at once", strings.NewReplacer("p_cscf: 5070", "p_cscf: x", "level: debug", "level: loud").Replace(full),
 			"f:12: sip.p_cscf \"x\" is not a whole number; write a port from 1 to 65535\n" +
 				`f:23: log.level "loud" does not exist; write debug, info, warn or error`},

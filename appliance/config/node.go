@@ -14,6 +14,7 @@ const (
 	writeEndpoint = "write address and port, such as 10.0.0.1:7400"
 	maxExpires    = 365 * 24 * 3600
 	maxWorkers    = 64
+	maxPerSecond  = 1_000_000
 )
 
 // examples show how each section is written.
@@ -24,6 +25,7 @@ var examples = map[string]string{
 	"workers": "workers: [{id: p1, kind: p-cscf}]",
 	"metrics": "metrics: {listen: 127.0.0.1:9090}",
 	"log":     "log: {level: debug}",
+	"flood":   "flood: {per_source: 2000}",
 }
 
 // defaults are the values of all keys that need not be written.
@@ -35,6 +37,7 @@ func defaults() *Config {
 			T1:         500 * time.Millisecond,
 			MinExpires: time.Minute, MaxExpires: 600000 * time.Second, DefaultExpires: time.Hour,
 		},
+		Flood:   Flood{PerSource: 2000, PerPhone: 2000, Failures: 20, Connections: 100, Strangers: 2000, Ban: time.Minute},
 		Metrics: Metrics{Listen: netip.MustParseAddrPort("127.0.0.1:9090")},
 		Log:     Log{Level: slog.LevelInfo, Format: "text"},
 	}
@@ -47,6 +50,7 @@ func (r *reader) config(root *yaml.Node) *Config {
 		"cluster": func(n *yaml.Node) { r.cluster(n, c) },
 		"sip":     func(n *yaml.Node) { r.sip(n, c) },
 		"workers": func(n *yaml.Node) { r.workers(n, c) },
+		"flood":   func(n *yaml.Node) { r.flood(n, &c.Flood) },
 		"metrics": func(n *yaml.Node) {
 			r.mapping(n, "metrics", fields{
 				"listen": parsed(r, "metrics.listen", &c.Metrics.Listen, "write a loopback address and port, such as 127.0.0.1:9090", loopback),
@@ -192,6 +196,23 @@ func (r *reader) sip(n *yaml.Node, c *Config) {
 			s.MinExpires.Seconds(), s.DefaultExpires.Seconds(), s.MaxExpires.Seconds()),
 			"write min_expires <= default_expires <= max_expires")
 	}
+}
+
+func (r *reader) flood(n *yaml.Node, f *Flood) {
+	limit := func(key string, dst *int) func(*yaml.Node) {
+		return parsed(r, "flood."+key, dst, "write how many a second, or 0 for no limit", func(s string) (int, error) {
+			n, err := number(0, maxPerSecond)(s)
+			return int(n), err
+		})
+	}
+	r.mapping(n, "flood", fields{
+		"per_source":  limit("per_source", &f.PerSource),
+		"per_phone":   limit("per_phone", &f.PerPhone),
+		"failures":    limit("failures", &f.Failures),
+		"connections": limit("connections", &f.Connections),
+		"strangers":   limit("strangers", &f.Strangers),
+		"ban":         r.span("flood.ban", &f.Ban, time.Second, 0, 24*3600),
+	})
 }
 
 func (r *reader) workers(n *yaml.Node, c *Config) {

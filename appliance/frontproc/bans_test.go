@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"bellwether/appliance/config"
 	"bellwether/controller/api"
+	"bellwether/controller/guard"
 )
 
 // knock sends an OPTIONS for a user from an address, which a front without
@@ -123,5 +125,17 @@ func TestAFlooderIsBannedUntilItIsLifted(t *testing.T) {
 	}
 	if u, err := n.admin.RemoveBan(ctx, netip.PrefixFrom(enemy, 32)); err != nil || u.Removed || u.Automatic != 1 || len(bans()) != 0 {
 		t.Errorf("lifted %+v, %v", u, err)
+	}
+}
+
+func TestTheDefaultLimitsAreTheGuards(t *testing.T) {
+	const minimal = "node: {name: n1}\ncluster: {address: 10.0.0.1:7400, controllers: [{name: n1, address: 10.0.0.1:7400}]}\n" +
+		"sip: {domain: example.test, address: 10.0.0.1}\n"
+	cfg, err := config.Parse("n1.yaml", []byte(minimal))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := limits(cfg.Flood), guard.Default(); got != want {
+		t.Errorf("limits are %+v, want %+v", got, want)
 	}
 }

@@ -79,6 +79,7 @@ func prepare(t *testing.T) *node {
 			Address: netip.AddrPortFrom(a, 7400), Controllers: []config.Controller{{Name: "n1", Address: netip.AddrPortFrom(a, 7400)}},
 		},
 		SIP:     config.SIP{Domain: "ims.test", Address: a, PCSCF: 5060, ICSCF: 4060, SCSCF: 6060, T1: 500 * time.Millisecond},
+		Flood:   config.Flood{PerSource: 2000, Failures: 20, Ban: time.Minute},
 		Metrics: config.Metrics{Listen: netip.AddrPortFrom(a, 9090)},
 	}
 	if n.ca, err = pki.CreateCA("c1", "test"); err != nil {

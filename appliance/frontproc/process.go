@@ -77,7 +77,7 @@ type Process struct {
 // Run serves until ctx ends. It returns an error only when it cannot start, or
 // not close the log.
 func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Options) (err error) {
-	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload, guard: guard.New(guard.Default())}
+	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload, guard: guard.New(limits(cfg.Flood))}
 	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
 	if err != nil {
 		return fmt.Errorf("open the cluster port: %w", bound("cluster.address", err))
@@ -169,6 +169,19 @@ func entries(cfg *config.Config) []front.Entry {
 		{Kind: 'p', Addr: netip.AddrPortFrom(a, cfg.SIP.PCSCF)},
 		{Kind: 'i', Addr: netip.AddrPortFrom(a, cfg.SIP.ICSCF)},
 		{Kind: 's', Addr: netip.AddrPortFrom(a, cfg.SIP.SCSCF)},
+	}
+}
+
+// limits are those of the configuration. Twice the rate passes at once, or ten
+// times where a rate is low: a table of phones that wake up after a power cut,
+// or a user who types a wrong password, is no flood.
+func limits(f config.Flood) guard.Config {
+	rate := func(perSecond, burst int) guard.Rate {
+		return guard.Rate{PerSecond: perSecond, Burst: burst * perSecond}
+	}
+	return guard.Config{
+		Messages: rate(f.PerSource, 2), Failures: rate(f.Failures, 10), Connections: rate(f.Connections, 10),
+		Flow: rate(f.PerPhone, 2), Strangers: rate(f.Strangers, 2), Ban: f.Ban,
 	}
 }
 
