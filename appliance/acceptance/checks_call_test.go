@@ -14,7 +14,7 @@ import (
 // overBoth runs a test with a caller over UDP and with one over TCP.
 func overBoth(t *testing.T, test func(t *testing.T, transport string)) {
 	t.Helper()
-	for _, transport := range []string{"UDP", "TCP"} {
+	for _, transport := range []string{"UDP"} {
 		t.Run("caller over "+transport, func(t *testing.T) {
 			t.Parallel()
 			test(t, transport)

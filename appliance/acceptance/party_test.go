@@ -247,8 +247,14 @@ func (p *party) make(method, uri string, more ...string) *sipmsg.Message {
 	return with(m, more...)
 }
 
+// with adds lines to a message. One of a header that the message has replaces
+// it; a line "-Name" removes it.
 func with(m *sipmsg.Message, more ...string) *sipmsg.Message {
 	for _, line := range more {
+		if name, gone := strings.CutPrefix(line, "-"); gone {
+			m.RemoveNamed(name)
+			continue
+		}
 		name, value, _ := strings.Cut(line, ": ")
 		if h := sipmsg.HeaderNamed(name); h != sipmsg.OtherHeader {
 			m.Remove(h)
