@@ -36,7 +36,7 @@ var (
 	logs   []string // of every node that ran
 
 	secretsMu sync.Mutex
-	secrets   = map[string]bool{} // HA1 of every subscriber
+	secrets   = map[string]bool{} // HA1, K and OPc of every subscriber, in lower-case hex
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -84,7 +84,7 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-var digits = regexp.MustCompile(`[0-9a-f]{32,}`)
+var digits = regexp.MustCompile(`[0-9a-fA-F]{32,}`)
 
 // complain reports a data race, a panic or a secret in a node's log or in what
 // a command printed.
@@ -98,8 +98,8 @@ func complain(say func(string) (int, error), file, log string) bool {
 	secretsMu.Lock()
 	defer secretsMu.Unlock()
 	for _, i := range digits.FindAllStringIndex(log, -1) {
-		if at < 0 && secrets[log[i[0]:i[1]]] {
-			at, bad = i[0], "HA1 of a subscriber"
+		if at < 0 && secrets[strings.ToLower(log[i[0]:i[1]])] {
+			at, bad = i[0], "HA1 or key of a subscriber"
 		}
 	}
 	if at < 0 {

@@ -30,6 +30,7 @@ type sipp struct {
 	rows     [][]string        // fields of the scenario, a row for each call; none for one that waits
 	calls    int               // to make or to take
 	rate     int               // of calls, a second
+	trace    bool              // write every message to the file messages
 }
 
 // sippFigures are what sipp counted itself.
@@ -63,6 +64,9 @@ func (s sipp) start(t testing.TB) *sippRun {
 		"-sf", "scenario.xml", "-i", s.at.Addr().String(), "-p", strconv.Itoa(int(s.at.Port())), "-bind_local",
 		"-m", strconv.Itoa(s.calls), "-timeout", strconv.Itoa(int(sippLimit.Seconds())), "-timeout_error",
 		"-nostdin", "-trace_stat", "-stf", "figures.csv", "-fd", "1", "-trace_err", "-error_file", "errors",
+	}
+	if s.trace {
+		args = append(args, "-trace_msg", "-message_file", "messages")
 	}
 	if s.to.IsValid() {
 		rows := "SEQUENTIAL\n"
