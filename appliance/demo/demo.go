@@ -58,6 +58,8 @@ type Result struct {
 	Nodes          int    `json:"nodes"`      // connected at the end
 	Leader         string `json:"leader"`     // node that leads the controllers
 	Registered     int    `json:"registered"` // phones that registered
+	AKA            int    `json:"aka"`        // of these: with a SIM, the others with a password
+	TCP            int    `json:"tcp"`        // of these: over TCP, the others over UDP
 	CallsOK        int    `json:"calls_ok"`
 	CallsFailed    int    `json:"calls_failed"`
 	CrossNodeCalls int    `json:"cross_node_calls"` // of calls_ok: caller and callee are served by workers of different nodes
@@ -208,8 +210,13 @@ func provision(ctx context.Context, c *localcluster.Cluster, phones int, passwor
 	for i := range phones {
 		impi := user(i) + "@" + Domain
 		n := api.NewSubscriber{
-			IMPI: impi, Realm: Domain, HA1: credentials(impi, Domain, password),
+			IMPI: impi, Realm: Domain,
 			Identities: []api.Identity{{URI: "sip:" + impi}, {URI: "tel:" + number(i)}},
+		}
+		if hasSIM(i) {
+			n.AKA = simOf(i, password).keys()
+		} else {
+			n.HA1 = credentials(impi, Domain, password)
 		}
 		all = append(all, n)
 	}
@@ -253,6 +260,8 @@ func show(ctx context.Context, w io.Writer, f *fleet, began time.Time) {
 			{Value: share(r.RTPReceived, r.RTPExpected), Label: "audio", Bad: r.CallsOK > 0 && !r.AudioOK},
 			{Value: "ctrl+c", Label: "ends"},
 			{Value: n(r.Registered), Label: "registered", Bad: r.Registered < len(f.phones)},
+			{Value: n(r.AKA), Label: "with AKA"},
+			{Value: n(r.TCP), Label: "over TCP"},
 			{Value: n(r.CrossNodeCalls), Label: "across nodes"},
 		}
 		if line.Show(time.Now(), items...) != nil {
@@ -283,8 +292,8 @@ func print(o Options, r Result) error {
 	if !r.AudioOK {
 		audio = "audio was missing in some calls"
 	}
-	_, err := fmt.Fprintf(o.Out, "%d nodes, %s leads, %d phones registered\n%d calls succeeded (%d across nodes), %d failed\n%d of %d audio packets arrived (%s); %s\n",
-		r.Nodes, r.Leader, r.Registered, r.CallsOK, r.CrossNodeCalls, r.CallsFailed, r.RTPReceived, r.RTPExpected, share(r.RTPReceived, r.RTPExpected), audio)
+	_, err := fmt.Fprintf(o.Out, "%d nodes, %s leads, %d phones registered (%d with AKA, %d over TCP)\n%d calls succeeded (%d across nodes), %d failed\n%d of %d audio packets arrived (%s); %s\n",
+		r.Nodes, r.Leader, r.Registered, r.AKA, r.TCP, r.CallsOK, r.CrossNodeCalls, r.CallsFailed, r.RTPReceived, r.RTPExpected, share(r.RTPReceived, r.RTPExpected), audio)
 	for _, s := range r.Failures {
 		fmt.Fprintln(o.Out, " ", s)
 	}

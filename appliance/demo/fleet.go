@@ -3,6 +3,8 @@ package demo
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,7 +17,9 @@ import (
 	"bellwether/appliance/localcluster"
 	"bellwether/appliance/phone"
 	"bellwether/controller/api"
+	"bellwether/cscf/aka"
 	"bellwether/cscf/digest"
+	"bellwether/cscf/sipmsg"
 	"bellwether/media/rtp"
 )
 
@@ -36,6 +40,26 @@ func credentials(impi, realm, password string) api.Credentials {
 		MD5:    digest.HA1(digest.MD5, impi, realm, password),
 		SHA256: digest.HA1(digest.SHA256, impi, realm, password),
 	}
+}
+
+// hasSIM says whether a phone has a SIM in place of a password: half of them.
+func hasSIM(i int) bool { return i%2 == 1 }
+
+// overTCP says whether a phone uses TCP: a quarter of them, with SIM and without.
+func overTCP(i int) bool { return i%8 == 3 || i%8 == 6 }
+
+// sim is the secret of a phone's SIM.
+type sim struct{ k, opc aka.Key }
+
+// simOf draws the secret from that of the demo.
+func simOf(i int, password string) sim {
+	sum := sha256.Sum256(fmt.Appendf(nil, "SIM %d %s", i, password))
+	return sim{aka.Key(sum[:16]), aka.Key(sum[16:])}
+}
+
+// keys is what the network knows of it.
+func (s sim) keys() *api.AKA {
+	return &api.AKA{K: hex.EncodeToString(s.k[:]), OPc: hex.EncodeToString(s.opc[:]), AMF: "8000"}
 }
 
 // fleet is the demo's phones and what became of their calls.
@@ -69,6 +93,8 @@ type handset interface {
 type member struct {
 	handset
 	aor   string
+	sim   bool              // it has one
+	tcp   bool              // it uses it
 	node  string            // that serves it, once registered
 	ended chan phone.Result // the last call that came in and is over; capacity 1
 }
@@ -81,12 +107,22 @@ func newFleet(c *localcluster.Cluster, phones int, password string, log *slog.Lo
 	for i := range phones {
 		impi := user(i) + "@" + Domain
 		m := newMember("sip:" + impi)
-		p, err := phone.New(phone.Config{
-			AOR: m.aor, IMPI: impi, Password: password, Domain: Domain,
+		cfg := phone.Config{
+			AOR: m.aor, IMPI: impi, Domain: Domain,
 			Proxy: c.Nodes[i%len(c.Nodes)].P(), LocalIP: c.Nodes[0].Address,
 			ToneHz: 400 + 50*(i%40), Ring: ring, Clock: clock, Log: log,
 			OnCall: m.over,
-		})
+		}
+		if m.sim = hasSIM(i); m.sim {
+			s := simOf(i, password)
+			cfg.SIM = aka.NewSIM(s.k, s.opc)
+		} else {
+			cfg.Password = password
+		}
+		if m.tcp = overTCP(i); m.tcp {
+			cfg.Transport = sipmsg.TCP
+		}
+		p, err := phone.New(cfg)
 		if err != nil {
 			f.close()
 			return nil, err
@@ -134,6 +170,12 @@ func (f *fleet) register(ctx context.Context) error {
 			m.node = nodes[u.PCSCF.Serving]
 			f.idle = append(f.idle, m)
 			f.res.Registered++
+			if m.sim {
+				f.res.AKA++
+			}
+			if m.tcp {
+				f.res.TCP++
+			}
 		}
 		f.mu.Unlock()
 	}
