@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -118,8 +119,11 @@ func TestSIMThatIsAheadIsResynchronised(t *testing.T) {
 	// A year, in the unit of SEQ.
 	far := aka.NewSQN(uint64(time.Now().Add(365*24*time.Hour).UnixMilli()), 7)
 	sim.SetSQN(far)
+	var log strings.Builder // of one phone at a time
 	for i, n := range append(c.Nodes, c.Nodes...) {
-		p := newPhone(t, n, "ahead0000", func(c *phone.Config) { c.SIM, c.Password = sim, "" })
+		p := newPhone(t, n, "ahead0000", func(c *phone.Config) {
+			c.SIM, c.Password, c.Log = sim, "", slog.New(slog.NewTextHandler(&log, nil))
+		})
 		before := sim.SQN()
 		if err := p.Register(within(t, 20*time.Second)); err != nil {
 			t.Fatalf("registration %d: %v", i, err)
@@ -128,6 +132,9 @@ func TestSIMThatIsAheadIsResynchronised(t *testing.T) {
 			t.Errorf("registration %d was accepted with SEQ %d after %d", i, sim.SQN().SEQ(), before.SEQ())
 		}
 		p.Close()
+	}
+	if n := strings.Count(log.String(), aka.ErrSync.Error()); n != 1 {
+		t.Errorf("%d of six registrations were resynchronised:\n%s", n, log.String())
 	}
 }
 

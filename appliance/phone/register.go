@@ -197,6 +197,9 @@ func (p *Phone) exchangeRegister(ctx context.Context, expires time.Duration) (ti
 			return 0, err
 		}
 		if r.auth.again(res, cred) {
+			if r.auth.failure != nil {
+				p.log.Info("the SIM does not take the challenge", "err", r.auth.failure)
+			}
 			continue
 		}
 		if least := seconds(res.GetHeader("Min-Expires")); res.StatusCode == 423 && !raised && least > expires && expires > 0 {
