@@ -167,7 +167,7 @@ func TestMissingCertificatesAreNamed(t *testing.T) {
 		remove []string
 		says   string
 	}{
-		{"none at all", []string{"ca.pem", "ca.key", "node.pem", "node.key"}, "belongs to no cluster yet"},
+		{"none at all", []string{"ca.pem", "node.pem", "node.key", "cluster.json"}, "belongs to no cluster yet"},
 		{"no certificate of the cluster", []string{"ca.pem"}, "ca.pem: no such file or directory; it is the same on every node"},
 		{"no certificate of the node", []string{"node.pem"}, "node.pem"},
 		{"no key of the node", []string{"node.key"}, "node.key"},
@@ -286,6 +286,10 @@ func TestSecondNodeIsRefused(t *testing.T) {
 	other := func(t *testing.T) (dataDir string) { // this cluster's certificates, nothing else
 		dataDir = shortDir(t)
 		copyDir(t, identity.Dir(dataDir), identity.Dir(n.DataDir()))
+		// Nor does it know that the cluster has begun.
+		if err := os.Remove(filepath.Join(identity.Dir(dataDir), "begun")); err != nil {
+			t.Fatal(err)
+		}
 		return dataDir
 	}
 	busy := func(t *testing.T, network string, port uint16) string {

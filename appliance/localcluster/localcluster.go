@@ -50,6 +50,7 @@ type Spec struct {
 	Isolation string   // process or none; empty: process
 	Detached  bool     // the nodes outlive this process
 	SIP       []string // further lines of the sip section, such as "min_expires: 2"
+	Bare      bool     // write no CA and no certificates: the nodes cannot start before they get some
 }
 
 // Cluster is a running cluster.
@@ -72,10 +73,18 @@ func Create(spec Spec) (*Cluster, error) {
 	for i, ns := range spec.Nodes {
 		n := &Node{spec: spec, NodeSpec: ns, dir: filepath.Join(spec.Dir, ns.Name)}
 		n.Admin = api.New(n.AdminSocket())
-		if err := n.create(ca, i == 0); err != nil {
+		if spec.Bare {
+			err = n.configure()
+		} else {
+			err = n.create(ca, i == 0)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("create the cluster: %w", err)
 		}
 		c.Nodes = append(c.Nodes, n)
+	}
+	if spec.Bare {
+		c.ID = "" // who makes the certificates gives one
 	}
 	return c, nil
 }
@@ -93,6 +102,14 @@ func (n *Node) create(ca *pki.CA, first bool) error {
 		return err
 	}
 	if err := b.WriteDir(dir); err != nil {
+		return err
+	}
+	return n.configure()
+}
+
+// configure writes the configuration of a node.
+func (n *Node) configure() error {
+	if err := os.MkdirAll(n.dir, 0o700); err != nil {
 		return err
 	}
 	return os.WriteFile(n.ConfigFile(), []byte(n.config()), 0o600)
