@@ -129,7 +129,7 @@ func validHost(s string) bool {
 		return false
 	}
 	if s[0] != '[' {
-		return all(s, hostChar) && s[0] != '.'
+		return all(s, hostChar) && s[0] != '.' && s[0] != '-' && !strings.Contains(s, "..")
 	}
 	if s[len(s)-1] != ']' {
 		return false

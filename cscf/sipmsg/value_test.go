@@ -107,7 +107,7 @@ func TestParseURI(t *testing.T) {
 	for _, in := range []string{
 		"", ":", "sip", "sip:", "sip:@h", "sip:a@", "sip:a@b@c", "sip:a@h:", "sip:a@h:0", "sip:a@h:70000", "sip:a@h:x",
 		"sip:a@h:-1", "sip:a%@h", "sip:a%2@h", "sip:a%zz@h", "sip:a b@h", " sip:a@h", "sip:a@h ", "sip:a@h;a b", "sip:a@h;\"",
-		"sip:a@[::1", "sip:a@[::1]]", "sip:a@::1", "sip:a@[1.2.3.4]", "sip:a@[fe80::1%25eth0]", "sip:a@[]", "sip:a@.1",
+		"sip:a@[::1", "sip:a@[::1]]", "sip:a@::1", "sip:a@[1.2.3.4]", "sip:a@[fe80::1%25eth0]", "sip:a@[]", "sip:a@.1", "sip:a@-", "sip:a@1..2",
 		"sip:a\x00@h", "sip:é@h", "1sip:a@h", "<sip:a@h>", "tel:", "tel:+", "tel:+12x", "tel:+1#", "tel:--", "tel:1 2", "urn:", "urn:a b",
 	} {
 		if got, err := ParseURI(in); err == nil {
