@@ -73,7 +73,7 @@ type Process struct {
 	ctx     context.Context // ends with the process; for proposals under way
 	calling chan struct{}   // slots for proposals and reservations under way
 
-	refusals *transaction.Budget // that wait to be repeated
+	registering, refusals *transaction.Budget
 
 	engines atomic.Pointer[map[uint32]*engine] // written by follow only
 	refused atomic.Pointer[map[string]string]  // own workers that the state does not take, by id
@@ -85,8 +85,11 @@ type Process struct {
 }
 
 const (
-	maxCalling   = 4096        // proposals and reservations under way; more wait
-	maxRefusals  = 16384       // refused requests whose repeats get the same answer; about 1 kB each
+	maxCalling = 4096 // proposals and reservations under way; more wait
+
+	maxRegistering = 8192  // registrations in progress; about 10 kB each
+	maxRefusals    = 16384 // refused requests whose repeats get the same answer; about 1 kB each
+
 	retryEvery   = time.Second // what could not be started or introduced
 	retrySlowest = 16 * time.Second
 )
@@ -122,8 +125,9 @@ func open(ctx context.Context, cfg *config.Config, o Options) (*Process, error) 
 		ctx:     ctx,
 		calling: make(chan struct{}, maxCalling),
 
-		refusals: transaction.NewBudget(maxRefusals),
-		counts:   map[string]uint64{},
+		registering: transaction.NewBudget(maxRegistering),
+		refusals:    transaction.NewBudget(maxRefusals),
+		counts:      map[string]uint64{},
 	}
 	if p.now = o.Current; p.now == nil {
 		p.now = func() *config.Config { return cfg }

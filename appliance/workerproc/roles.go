@@ -37,7 +37,7 @@ func (p *Process) start(st *state.State, g state.Group) (*engine, error) {
 		layers: make([]*transaction.Layer, eventrouter.Shards), pending: make([]int, eventrouter.Shards),
 		flows: map[sipmsg.Flow]time.Time{},
 		layerCfg: transaction.Config{
-			T1: p.cfg.SIP.T1, SentBy: func(to transaction.Peer) string { return at(to.Flow.Remote.Addr()).String() }, Max: maxPerShard, Refusals: p.refusals,
+			T1: p.cfg.SIP.T1, SentBy: func(to transaction.Peer) string { return at(to.Flow.Remote.Addr()).String() }, Max: maxPerShard, Registering: p.registering, Refusals: p.refusals,
 			Token:  sealer.Seal(token.Token{Mode: token.Via, Group: g.ID}),
 			Secret: secretFor(st.Secret(), "branch"),
 		},

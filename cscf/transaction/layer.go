@@ -136,10 +136,17 @@ func (l *Layer) request(k key, method string, m *sipmsg.Message, via sipmsg.Via,
 		l.answer(m, via, from, 482)
 		return
 	}
+	var place *Budget
+	if from.Group == 0 && method == "REGISTER" {
+		if place = l.cfg.Registering; !place.begin() {
+			l.answer(m, via, from, 503)
+			return
+		}
+	}
 	if l.servers[k] != nil {
 		k = k.of(method)
 	}
-	s := &server{layer: l, key: k, method: retained(method), peer: responsePeer(via, from)}
+	s := &server{layer: l, key: k, method: retained(method), peer: responsePeer(via, from), counted: place}
 	r := &Request{Message: m, From: from, layer: l, tx: s, via: via}
 	s.req = r
 	if l.servers == nil {

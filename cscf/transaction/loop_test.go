@@ -263,3 +263,38 @@ func TestRefusalsBeyondTheBudgetAreForgottenAtOnce(t *testing.T) {
 		t.Errorf("%d refusals are counted at the end", n)
 	}
 }
+
+func TestRegistrationsInProgressAreBounded(t *testing.T) {
+	cfg := testConfig
+	cfg.Registering = NewBudget(2)
+	simulate(t, cfg, func(w *world) {
+		var open []*Request
+		w.request = func(r *Request) { open = append(open, r) }
+		send := func(from Peer, method, branch string) {
+			w.receive(from, call{method: method, branch: branch}.String())
+		}
+		send(alice, "REGISTER", "z9hG4bK1")
+		send(tina, "REGISTER", "z9hG4bK2")
+		send(alice, "REGISTER", "z9hG4bK3")
+		w.expect(`0.0 > alice 503 REGISTER`)
+		send(far, "REGISTER", "z9hG4bK4") // has its place where it came in
+		send(alice, "INVITE", "z9hG4bK5")
+		if len(open) != 4 {
+			t.Fatalf("%d requests reach the role, want 4", len(open))
+		}
+		w.do(func() { open[0].Reply(200, "", nil) }) // it lingers, and waits for nobody
+		send(alice, "REGISTER", "z9hG4bK3")
+		if len(open) != 5 {
+			t.Error("a place that is free is not given")
+		}
+		w.do(func() {
+			for _, r := range open {
+				r.Reply(403, "", nil)
+			}
+		})
+		w.receive(alice, call{method: "ACK", branch: "z9hG4bK5", toTag: "x"}.String())
+		if n := cfg.Registering.Used(); n != 0 {
+			t.Errorf("%d places are taken at the end", n)
+		}
+	})
+}

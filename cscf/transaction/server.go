@@ -33,7 +33,7 @@ type server struct {
 	req      *Request
 	// cancelled: repeats of a CANCEL that was answered 200 may come.
 	cancelled bool
-	counted   bool // in Config.Refusals
+	counted   *Budget // where it has a place; nil: nowhere
 }
 
 func (s *server) invite() bool { return s.method == "INVITE" }
@@ -79,8 +79,15 @@ func (s *server) expire(t *timer) {
 	}
 }
 
+// leave gives up its place in a budget.
+func (s *server) leave() {
+	s.counted.end()
+	s.counted = nil
+}
+
 // complete enters the state in which only repeats are answered, with last.
 func (s *server) complete(last []byte) {
+	s.leave()
 	s.enter(completed)
 	s.last = last
 	s.req = nil
@@ -88,10 +95,7 @@ func (s *server) complete(last []byte) {
 }
 
 func (s *server) terminate() {
-	if s.counted {
-		s.counted = false
-		s.layer.cfg.Refusals.end()
-	}
+	s.leave()
 	s.enter(terminated)
 	s.last = nil
 	s.req = nil

@@ -7,14 +7,7 @@ func (s *server) finish(status int, raw []byte) {
 		return
 	}
 	s.complete(raw)
-	if b := s.layer.cfg.Refusals; status >= 300 && b != nil && !s.peer.Reliable() {
-		if s.counted = b.begin(); !s.counted {
-			s.terminate()
-			s.send(raw)
-			return
-		}
-	}
-	s.linger()
+	s.linger(status < 300)
 	s.send(raw)
 }
 
@@ -26,13 +19,22 @@ func (s *server) silence() {
 		return
 	}
 	s.complete(nil)
-	s.linger()
+	s.linger(false)
 }
 
-func (s *server) linger() {
+// linger waits for repeats. What was not granted may be forgotten at once: a
+// repeat is new then, and refused anew.
+func (s *server) linger(granted bool) {
 	if s.peer.Reliable() {
 		s.terminate()
-	} else {
-		s.end.set(s.layer, 64*s.layer.cfg.T1, s) // Timer J
+		return
 	}
+	if b := s.layer.cfg.Refusals; !granted {
+		if !b.begin() {
+			s.terminate()
+			return
+		}
+		s.counted = b
+	}
+	s.end.set(s.layer, 64*s.layer.cfg.T1, s) // Timer J
 }

@@ -58,15 +58,17 @@ type Config struct {
 	Token  string // of our Via's branch, see package token
 	Secret []byte // keys branches and To tags; equal in the whole cluster
 	Max    int    // server transactions, beyond them 503; 0 means no limit
-	// Refusals bounds, for all layers that share it, the transactions other
-	// than INVITE that wait only to answer repeats of a request that was
-	// refused. nil means no limit.
+	// Registering bounds, for all layers that share it, the REGISTER requests
+	// from the wire that have no final response yet: what a stranger can make
+	// wait. Beyond it they are answered 503 without state. nil means no limit.
+	Registering *Budget
+	// Refusals bounds, in the same way, the transactions other than INVITE that
+	// wait only to answer repeats of a request that was not granted.
 	Refusals *Budget
 }
 
-// Budget is a number of transactions that layers share. Beyond it a request
-// that is repeated after its refusal is new, and refused anew: nothing but
-// work is lost. It is safe for concurrent use.
+// Budget is a number of transactions that layers share. It is safe for
+// concurrent use.
 type Budget struct {
 	limit int64
 	used  atomic.Int64
@@ -78,7 +80,11 @@ func NewBudget(n int) *Budget { return &Budget{limit: int64(n)} }
 // Used is the number of transactions that there are now.
 func (b *Budget) Used() int { return int(b.used.Load()) }
 
+// begin takes a place; nil has any number.
 func (b *Budget) begin() bool {
+	if b == nil {
+		return true
+	}
 	if b.used.Add(1) > b.limit {
 		b.used.Add(-1)
 		return false
@@ -86,7 +92,11 @@ func (b *Budget) begin() bool {
 	return true
 }
 
-func (b *Budget) end() { b.used.Add(-1) }
+func (b *Budget) end() {
+	if b != nil {
+		b.used.Add(-1)
+	}
+}
 
 func (c Config) withDefaults() Config {
 	set := func(d *time.Duration, value time.Duration) {

@@ -12,13 +12,15 @@ const defaultPort = 5060
 
 // stamp writes into the top Via of a request from the wire where it really
 // came from: received if sent-by is another address (RFC 3261 §18.2.1), and
-// both received and rport if the client asked for rport (RFC 3581 §4). A
-// received parameter that the client wrote itself is removed.
+// both received and rport if the client asked for rport (RFC 3581 §4). Of a
+// connection both are always written, so that its response finds it even when
+// all else about the request is lost. A received parameter that the client
+// wrote itself is removed.
 func stamp(m *sipmsg.Message, via sipmsg.Via, from Peer) sipmsg.Via {
 	source := from.Flow.Remote
 	addr := source.Addr().Unmap().WithZone("")
-	_, rport := via.Params.Value("rport")
-	_, received := via.Params.Value("received")
+	rport := via.Params.Has("rport") || from.Flow.Transport.Reliable()
+	received := via.Params.Has("received")
 	same := sameHost(via.Host, addr)
 	if same && !rport && !received {
 		return via
@@ -65,7 +67,7 @@ func viaPort(via sipmsg.Via) uint16 {
 	if via.Port > 0 && via.Port <= 65535 {
 		return uint16(via.Port)
 	}
-	if via.Transport == "TLS" || via.Transport == "WSS" {
+	if t, _ := sipmsg.ParseTransport(via.Transport); t == sipmsg.TLS || t == sipmsg.WSS {
 		return defaultPort + 1
 	}
 	return defaultPort

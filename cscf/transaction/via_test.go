@@ -39,7 +39,10 @@ func TestResponsesGoBackByViaAndFlow(t *testing.T) {
 			at("[2001:db8::1]:5062"), at("[2001:db8::1]:5062"), "", ""},
 		{"IPv6 received without brackets", "SIP/2.0/UDP [2001:db8::2]:5062",
 			at("[2001:db8::1]:9"), at("[2001:db8::1]:5062"), "2001:db8::1", ""},
-		{"TCP: the same connection", "SIP/2.0/TCP 10.0.0.1:5070", tina, tina, "198.51.100.9", ""},
+		{"TCP: the same connection", "SIP/2.0/TCP 10.0.0.1:5070", tina, tina, "198.51.100.9", "40000"},
+		{"TCP: the same connection, though sent-by is right", "SIP/2.0/TCP 198.51.100.9", tina, tina, "198.51.100.9", "40000"},
+		{"IPv6 over TCP", "SIP/2.0/TCP [2001:db8::2]", wire(sipmsg.TCP, "[2001:db8::1]:40001", 3), wire(sipmsg.TCP, "[2001:db8::1]:40001", 3), "2001:db8::1", "40001"},
+		{"IPv4 that came as IPv6", "SIP/2.0/UDP 198.51.100.1:5062", at("[::ffff:198.51.100.1]:5062"), at("[::ffff:198.51.100.1]:5062"), "", ""},
 		{"an engine: back to it, its Via untouched", "SIP/2.0/UDP 10.0.0.1:5070;rport", near, near, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
