@@ -16,10 +16,11 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 	ha1 := strings.Repeat("5ec2e7", 5) + "aa"
 	sub := subscriber("x@d", "sip:x@d")
 	sub.HA1 = map[string]string{"MD5": ha1}
+	sub.AKA = &state.AKA{K: []byte("5ec2e75ec2e75ec2"), OPc: []byte("5ec2e75ec2e75ec2"), AMF: [2]byte{0x80}}
 	init := state.Init{ClusterID: "c1", Name: "n", Secret: []byte("5ec2e75ec2e75ec2e75ec2e75ec2e7xx")}
 	s := apply(t, state.New(), state.Command{Init: &init}, put(sub))
 	for _, v := range []any{
-		sub, &sub, sub.HA1, []state.Subscriber{sub}, init, &init, init.Secret, s,
+		sub, &sub, sub.HA1, sub.AKA, *sub.AKA, sub.AKA.K, []state.Subscriber{sub}, init, &init, init.Secret, s,
 		put(sub), *put(sub).PutSubscribers, put(sub).PutSubscribers, state.Command{Init: &init}, struct{ S state.Subscriber }{sub},
 	} {
 		var out bytes.Buffer
@@ -55,6 +56,9 @@ func TestJSONShowsAlgorithmsAndReadsSecrets(t *testing.T) {
 	var back state.Subscriber
 	if err := json.Unmarshal(j, &back); err == nil {
 		t.Error("hidden output was read as if it were the secret")
+	}
+	if err := json.Unmarshal([]byte(`{"impi":"x@d","aka":{"amf":"8000"}}`), &back); err == nil {
+		t.Error("hidden AKA keys were read as if they were keys")
 	}
 	if err := json.Unmarshal([]byte(`{"impi":"x@d","ha1":{"MD5":"00"}}`), &back); err != nil || back.HA1["MD5"] != "00" {
 		t.Errorf("input: %v, %v", back, err)
