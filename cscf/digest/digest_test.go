@@ -1,6 +1,7 @@
 package digest
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -205,6 +206,61 @@ func TestParseCredentials(t *testing.T) {
 		}
 		if c.name == "parameter names and algorithm in any case" && got.Algorithm != SHA256 {
 			t.Errorf("algorithm %q", got.Algorithm)
+		}
+	}
+}
+
+// A digest that is longer than anybody needs is refused before it is hashed or
+// kept.
+func TestOversizedFieldsAreRefused(t *testing.T) {
+	fields := map[string]int{
+		"username": maxName, "realm": maxName, "nonce": maxField, "uri": maxURI, "response": maxResponse, "cnonce": maxField,
+		"algorithm": maxField, "qop": maxField, "auts": maxField,
+	}
+	for name, limit := range fields {
+		for _, n := range []int{limit, limit + 1, 50_000} {
+			value := "Digest "
+			for other := range fields {
+				v := "x"
+				if other == name {
+					v = strings.Repeat("x", n)
+				}
+				value += other + `="` + v + `", `
+			}
+			if _, err := Parse(value + "nc=00000001"); (err == nil) != (n <= limit) {
+				t.Errorf("%s of %d bytes: %v", name, n, err)
+			}
+		}
+	}
+}
+
+func TestOtherSchemesAreNotReadAsDigest(t *testing.T) {
+	for _, v := range []string{`Basic YWxpY2U6c2VjcmV0`, `Bearer abc==`, `Bearer realm="x"`, ``, ` `, `DigestX username="a"`} {
+		if _, err := Parse(v); !errors.Is(err, ErrScheme) {
+			t.Errorf("%q: %v", v, err)
+		}
+	}
+	for _, v := range []string{`Digest`, `Digest `, `digest username`, `DIGEST realm="x"`, `Digest username="a", username="b"`} {
+		if _, err := Parse(v); err == nil || errors.Is(err, ErrScheme) {
+			t.Errorf("%q: %v", v, err)
+		}
+	}
+}
+
+// Nobody can tell which of two nonces come from one server, or when.
+func TestNoncesOfOneServerHaveNothingInCommon(t *testing.T) {
+	s := NewServer(Config{Secret: secret, Server: 7})
+	const n = 64
+	seen := make(map[string]int)
+	for range n {
+		nonce := s.nonce("ims.test", start)
+		for i := 0; i+8 <= len(nonce); i += 8 {
+			seen[fmt.Sprint(i, nonce[i:i+8])]++
+		}
+	}
+	for part, times := range seen {
+		if times > 1 {
+			t.Errorf("%s comes %d times", part, times)
 		}
 	}
 }
