@@ -69,7 +69,7 @@ func run(t *testing.T, name string, test func(t *testing.T, c *ims)) {
 func (c *ims) start(k state.Kind, i int) {
 	g := groups[k][i]
 	e := c.NewEngine(g)
-	home := hss.NewEmbedded(hss.Config{State: c.State, Realm: Domain})
+	home := hss.NewEmbedded(hss.Config{State: c.State, Realm: Domain, Node: string("ab"[i]), Propose: e.Propose})
 	switch k {
 	case state.PCSCF:
 		r := pcscf.New(pcscf.Config{Group: g, Sealer: c.Sealer, ServiceAddr: c.ServiceAddrs(g), Domain: Domain}, e, c.Store)

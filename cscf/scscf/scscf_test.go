@@ -66,7 +66,10 @@ func run(t *testing.T, name string, test func(t *testing.T, b *bench)) {
 	t.Run(name, func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := &bench{Cluster: New(t), t: t, call: "one"}
-			b.hss = &faulty{Embedded: hss.NewEmbedded(hss.Config{State: b.State, Realm: Domain})}
+			b.hss = &faulty{Embedded: hss.NewEmbedded(hss.Config{
+				State: b.State, Realm: Domain, Node: "a",
+				Propose: func(cmd state.Command, done func(state.Result, error)) { b.e.Propose(cmd, done) },
+			})}
 			g := b.AddGroup(state.SCSCF, "a")
 			b.i = b.NewEngine(b.AddGroup(state.ICSCF, "a"))
 			b.p = b.NewEngine(b.AddGroup(state.PCSCF, "b"))
