@@ -2,6 +2,7 @@ package acceptance
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -368,10 +369,10 @@ func TestCheck49Digest(t *testing.T) {
 	}
 }
 
-// Check 50 (RFC 3261 §22.1): ACK and CANCEL are never challenged, from registered phones or strangers.
+// Check 50 (RFC 3261 §22.1): ACK and CANCEL are never challenged, from registered phones or strangers; a REGISTER is challenged in the same way whether its user exists or not, also after a wrong password.
 func TestCheck50NeverChallenged(t *testing.T) {
 	t.Parallel()
-	c := sharedCluster(t)
+	c := quickCluster(t) // whose subscribers all have the same kinds of secrets
 	p := visitor(t, c, "c50")
 	strange := func(m *sipmsg.Message) bool { return m.Status() == 401 || m.Status() == 407 || m.Status() == 403 }
 	p.serviceRoute = "<sip:" + p.to.String() + ";lr>"
@@ -386,4 +387,46 @@ func TestCheck50NeverChallenged(t *testing.T) {
 			p.serviceRoute, _ = p.enrols(200).Value(sipmsg.ServiceRoute)
 		}
 	}
+
+	known := p.user
+	shape := func(user string, more ...string) []string {
+		p.user = user
+		m := p.registration(more...)
+		p.post(m)
+		return shapeOf(p.answered(m))
+	}
+	wrong := func(user string) []string {
+		p.user = user
+		return shape(user, p.proof(p.challenged(), digest.Options{Count: 1, Password: "guess"}))
+	}
+	unknown := "nobody-" + known
+	if a, b := shape(known), shape(unknown); !slices.Equal(a, b) {
+		t.Errorf("a known user is challenged by\n%q\nan unknown one by\n%q", a, b)
+	}
+	if a, b := wrong(known), wrong(unknown); !slices.Equal(a, b) {
+		t.Errorf("after a wrong password a known user is answered\n%q\nan unknown one\n%q", a, b)
+	}
+	p.user = known
+}
+
+// shapeOf is what can be told of a response apart from its nonces, tags and
+// what it copies of the request.
+func shapeOf(m *sipmsg.Message) []string {
+	out := []string{strconv.Itoa(m.Status()), m.Reason()}
+	copied := []string{"Via", "From", "To", "Call-ID", "CSeq"}
+	for name, value := range m.Headers() {
+		if slices.Contains(copied, name) {
+			continue
+		}
+		if scheme, params, err := sipmsg.ParseAuth(value); err == nil && strings.EqualFold(name, "WWW-Authenticate") {
+			all := maps.Collect(params.All())
+			all["nonce"] = strconv.Itoa(len(all["nonce"]))
+			value = scheme
+			for _, k := range slices.Sorted(maps.Keys(all)) {
+				value += " " + k + "=" + all[k]
+			}
+		}
+		out = append(out, name+": "+value)
+	}
+	return out
 }
