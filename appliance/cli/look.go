@@ -59,7 +59,11 @@ func printNodes(w io.Writer, list []api.Node) error {
 		case n.Controller:
 			role = "controller"
 		}
-		t.add(n.Name, n.Address, n.Service, role, yes(n.Connected), n.Version)
+		service := n.Service
+		if n.Service6 != "" {
+			service += " " + n.Service6
+		}
+		t.add(n.Name, n.Address, service, role, yes(n.Connected), n.Version)
 	}
 	return t.end()
 }

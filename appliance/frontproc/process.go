@@ -40,6 +40,7 @@ import (
 	"bellwether/controller/link"
 	"bellwether/controller/mesh"
 	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
 )
 
 const (
@@ -96,14 +97,17 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 		return fmt.Errorf("start the controller: %w", err)
 	}
 	defer func() { err = errors.Join(err, p.ctl.Close()) }()
-	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Guard: p.guard, Log: o.Log}, p.ctl)
+	p.front, err = front.New(front.Config{Node: cfg.Node.Name, Entries: entries(cfg), Guard: p.guard, Log: o.Log, Gone: flowGone}, p.ctl)
 	if err != nil {
-		return fmt.Errorf("open the SIP ports: %w", bound("sip.address", err))
+		return fmt.Errorf("open the SIP ports: %w", bound("sip.address or sip.address6", err))
 	}
 	defer p.front.Close()
 	p.certificates(id.Dir(), m)
 	p.workers = &workers{p: p, conns: map[*link.Conn]*peer{}}
-	p.ready = &prober{entry: netip.AddrPortFrom(cfg.SIP.Address, cfg.SIP.PCSCF)}
+	p.ready = &prober{}
+	for _, a := range serviceAddrs(cfg) {
+		p.ready.entries = append(p.ready.entries, netip.AddrPortFrom(a, cfg.SIP.PCSCF))
+	}
 
 	// Everything that uses the above ends before it is closed.
 	var wg sync.WaitGroup
@@ -164,12 +168,30 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 }
 
 func entries(cfg *config.Config) []front.Entry {
-	a := cfg.SIP.Address
-	return []front.Entry{
-		{Kind: 'p', Addr: netip.AddrPortFrom(a, cfg.SIP.PCSCF)},
-		{Kind: 'i', Addr: netip.AddrPortFrom(a, cfg.SIP.ICSCF)},
-		{Kind: 's', Addr: netip.AddrPortFrom(a, cfg.SIP.SCSCF)},
+	var out []front.Entry
+	for _, a := range serviceAddrs(cfg) {
+		out = append(out,
+			front.Entry{Kind: 'p', Addr: netip.AddrPortFrom(a, cfg.SIP.PCSCF)},
+			front.Entry{Kind: 'i', Addr: netip.AddrPortFrom(a, cfg.SIP.ICSCF)},
+			front.Entry{Kind: 's', Addr: netip.AddrPortFrom(a, cfg.SIP.SCSCF)},
+		)
 	}
+	return out
+}
+
+// serviceAddrs are the node's service addresses, the main one first.
+func serviceAddrs(cfg *config.Config) []netip.Addr {
+	out := []netip.Addr{cfg.SIP.Address}
+	if cfg.SIP.Address6.IsValid() {
+		out = append(out, cfg.SIP.Address6)
+	}
+	return out
+}
+
+// flowGone tells a worker process that a flow of this front is gone.
+func flowGone(to *link.Conn, flow sipmsg.Flow) {
+	// One that is lost is told again when something is sent over the flow.
+	_ = to.Notify(workerlink.FlowGone, workerlink.Encode(workerlink.FlowGoneMsg{Flow: flow}))
 }
 
 // limits are those of the configuration. Twice the rate passes at once, or ten

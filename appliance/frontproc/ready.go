@@ -18,10 +18,11 @@ const (
 	probeFresh  = 3 * time.Second // an answer older than this does not count
 )
 
-// prober judges readiness from the data path: it sends a SIP OPTIONS to the
-// node's own P-CSCF entry over a real socket, which a worker must answer.
+// prober judges readiness from the data path: it sends a SIP OPTIONS to each
+// address of the node's own P-CSCF entry over a real socket, which a worker must
+// answer.
 type prober struct {
-	entry netip.AddrPort
+	entries []netip.AddrPort
 
 	mu   sync.Mutex
 	last time.Time // when the last good answer came
@@ -31,7 +32,12 @@ type prober struct {
 // run probes until ctx ends: each second while answers come, else more often.
 func (p *prober) run(ctx context.Context) {
 	for n := 1; ctx.Err() == nil; n++ {
-		err := p.probe(ctx, n)
+		var err error
+		for _, e := range p.entries {
+			if err = probe(ctx, e, n); err != nil {
+				break
+			}
+		}
 		p.mu.Lock()
 		p.why = err
 		if err == nil {
@@ -49,10 +55,10 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-func (p *prober) probe(ctx context.Context, n int) error {
+func probe(ctx context.Context, entry netip.AddrPort, n int) error {
 	var d net.Dialer
-	d.LocalAddr = &net.UDPAddr{IP: p.entry.Addr().AsSlice()}
-	c, err := d.DialContext(ctx, "udp", p.entry.String())
+	d.LocalAddr = &net.UDPAddr{IP: entry.Addr().AsSlice()}
+	c, err := d.DialContext(ctx, "udp", entry.String())
 	if err != nil {
 		return err
 	}
@@ -63,7 +69,7 @@ func (p *prober) probe(ctx context.Context, n int) error {
 	id := fmt.Sprintf("ready-%d-%s", n, local)
 	msg := fmt.Sprintf("OPTIONS sip:%[1]s SIP/2.0\r\nVia: SIP/2.0/UDP %[2]s;branch=z9hG4bK%[4]d;rport\r\nMax-Forwards: 70\r\n"+
 		"From: <sip:ready@%[2]s>;tag=%[4]d\r\nTo: <sip:%[1]s>\r\nCall-ID: %[3]s\r\nCSeq: 1 OPTIONS\r\nContent-Length: 0\r\n\r\n",
-		p.entry, local, id, time.Now().UnixNano())
+		entry, local, id, time.Now().UnixNano())
 	if _, err := c.Write([]byte(msg)); err != nil {
 		return err
 	}
@@ -71,11 +77,11 @@ func (p *prober) probe(ctx context.Context, n int) error {
 	buf := make([]byte, 4096)
 	n, err = c.Read(buf)
 	if err != nil {
-		return errors.New("no answer to OPTIONS on the P-CSCF port")
+		return fmt.Errorf("no answer to OPTIONS on the P-CSCF port %s", entry)
 	}
 	line, _, _ := bytes.Cut(buf[:n], []byte("\r\n"))
 	if !bytes.HasPrefix(line, []byte("SIP/2.0 200 ")) {
-		return fmt.Errorf("OPTIONS on the P-CSCF port was answered %q", line)
+		return fmt.Errorf("OPTIONS on the P-CSCF port %s was answered %q", entry, line)
 	}
 	return nil
 }

@@ -61,7 +61,6 @@ func responder(t *testing.T) (entry netip.AddrPort, say func(line string)) {
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	entry, say := responder(t)
-	p := &prober{entry: entry}
 	for _, tt := range []struct{ answer, says string }{
 		{"SIP/2.0 200 OK", ""},
 		{"SIP/2.0 503 Service Unavailable", `answered "SIP/2.0 503 Service Unavailable"`},
@@ -69,7 +68,7 @@ func TestProbe(t *testing.T) {
 		{"", "no answer"},
 	} {
 		say(tt.answer)
-		switch err := p.probe(t.Context(), 1); {
+		switch err := probe(t.Context(), entry, 1); {
 		case tt.says == "" && err != nil, tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)):
 			t.Errorf("%q: %v", tt.answer, err)
 		}
@@ -79,7 +78,7 @@ func TestProbe(t *testing.T) {
 func TestReadinessGoesWithTheAnswers(t *testing.T) {
 	t.Parallel()
 	entry, say := responder(t)
-	p := &prober{entry: entry}
+	p := &prober{entries: []netip.AddrPort{entry}}
 	if err := p.ready(); err == nil {
 		t.Error("ready before the first probe")
 	}

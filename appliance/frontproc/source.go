@@ -62,10 +62,14 @@ func (s source) Nodes(context.Context) ([]api.Node, error) {
 	up[s.p.cfg.Node.Name] = true
 	out := []api.Node{}
 	for n := range st.Nodes() {
-		out = append(out, api.Node{
+		node := api.Node{
 			Name: n.Name, Address: n.ClusterAddr, Service: n.Service.String(), Controller: n.Controller,
 			Leader: n.Name == leader, Connected: up[n.Name], Version: n.Version,
-		})
+		}
+		if n.Service6.IsValid() {
+			node.Service6 = n.Service6.String()
+		}
+		out = append(out, node)
 	}
 	// Controllers that have never been there are missed as well.
 	for _, c := range s.p.cfg.Cluster.Controllers {

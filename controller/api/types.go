@@ -32,8 +32,9 @@ type Status struct {
 // Node is one machine.
 type Node struct {
 	Name       string `json:"name"`
-	Address    string `json:"address"` // of the port between nodes
-	Service    string `json:"service"` // address that phones use
+	Address    string `json:"address"`            // of the port between nodes
+	Service    string `json:"service"`            // address that phones use
+	Service6   string `json:"service6,omitempty"` // second one, IPv6
 	Controller bool   `json:"controller"`
 	Leader     bool   `json:"leader"`
 	Connected  bool   `json:"connected"` // the answering node reaches it

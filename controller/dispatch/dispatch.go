@@ -473,7 +473,7 @@ func (in *Input) ours(host string) bool {
 		return true
 	}
 	for n := range in.State.Nodes() {
-		if addr == n.Service.Unmap() {
+		if addr == n.Service.Unmap() || addr == n.Service6 {
 			return true
 		}
 	}

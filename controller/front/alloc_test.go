@@ -29,7 +29,7 @@ func TestPassingADatagramOnAllocatesNothing(t *testing.T) {
 	defer c.Close()
 	f.Attach(c, []uint32{p1})
 	remote := netip.MustParseAddrPort("127.0.0.1:40000")
-	r := &receiver{Front: f, socket: f.entries['p'].sockets[0], now: time.Now(), state: f.cluster.State(), route: f.workers.routes.Load()}
+	r := &receiver{Front: f, at: f.entries['p'][0], socket: f.entries['p'][0].sockets[0], now: time.Now(), state: f.cluster.State(), route: f.workers.routes.Load()}
 	f.Bind(sipmsg.Flow{Transport: sipmsg.UDP, Local: f.Addr('p'), Remote: remote}, p1, r.now.Add(time.Hour))
 	for name, msg := range map[string]string{
 		"on a known flow":    message("INVITE sip:bob@ims.test SIP/2.0"),

@@ -80,7 +80,7 @@ func TestJunkSourcesCostNoMemory(t *testing.T) {
 	pc := ipv4.NewPacketConn(c)
 	port := c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	to := net.UDPAddrFromAddrPort(f.Addr('p'))
-	r := &receiver{Front: f, socket: f.entries['p'].sockets[0]}
+	r := &receiver{Front: f, at: f.entries['p'][0], socket: f.entries['p'][0].sockets[0]}
 	taken := uint64(0)
 	flood := func(from, until int) {
 		r.now, r.state, r.route = time.Now(), f.cluster.State(), f.workers.routes.Load()

@@ -23,14 +23,18 @@ type limiter struct {
 
 func (l *limiter) init() { l.seed = maphash.MakeSeed() }
 
-// allow reports whether a source may be answered now, and counts that.
-// An IPv6 source is its /64.
-func (l *limiter) allow(source netip.Addr, now time.Time) bool {
+// unit is what counts as one source: an IPv4 address, an IPv6 /64.
+func unit(source netip.Addr) netip.Addr {
 	if source.Is6() {
 		p, _ := source.WithZone("").Prefix(64)
-		source = p.Addr()
+		return p.Addr()
 	}
-	due := &l.due[maphash.Comparable(l.seed, source)%uint64(len(l.due))]
+	return source
+}
+
+// allow reports whether a source may be answered now, and counts that.
+func (l *limiter) allow(source netip.Addr, now time.Time) bool {
+	due := &l.due[maphash.Comparable(l.seed, unit(source))%uint64(len(l.due))]
 	for {
 		old := due.Load()
 		t := max(old, now.UnixNano())

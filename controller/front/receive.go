@@ -6,6 +6,7 @@ import (
 	"hash/maphash"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"golang.org/x/net/ipv4"
@@ -17,15 +18,18 @@ import (
 	"bellwether/cscf/sipmsg"
 )
 
-// receiver is what one reader of a socket works with.
+// receiver is what one reader of a socket or connection works with.
 type receiver struct {
 	*Front
-	socket *socket
+	at     *listener
+	socket *socket // of a datagram
+	stream *stream // of a message over TCP
 	msg    sipmsg.Message
 	frame  link.SIP
 
 	candidates []state.GroupID
 	from       guard.Source
+	again      bool // the message was handled before, and lost
 	newFlow    bool // the message is a REGISTER over a flow that goes nowhere yet
 
 	// Of the batch in hand.
@@ -34,9 +38,43 @@ type receiver struct {
 	route *routes
 }
 
+// refresh takes a look at the time and at who serves what.
+func (r *receiver) refresh() {
+	r.now, r.state, r.route = time.Now(), r.cluster.State(), r.workers.routes.Load()
+	r.rules.follow(r.guard, r.state)
+}
+
+// loss says why a message goes nowhere; the zero value: it does not get lost.
+type loss struct {
+	lost   bool
+	cause  Cause
+	reason dispatch.Reason // in place of cause, if there is one
+}
+
+// passing reports whether the same message might be taken in a moment.
+func (l loss) passing() bool {
+	switch l.reason {
+	case dispatch.NotReady, dispatch.Unserved, dispatch.NoWorker:
+		return true
+	case dispatch.NoReason:
+		return l.cause == NotConnected || l.cause == LinkFull || l.cause == ReserveFull
+	}
+	return false
+}
+
+func (c *counters) lose(l loss) {
+	switch {
+	case !l.lost:
+	case l.reason != dispatch.NoReason:
+		c.dispatch(l.reason)
+	default:
+		c.drop(l.cause)
+	}
+}
+
 // read takes datagrams from a socket until it is closed.
 func (f *Front) read(s *socket) {
-	r := &receiver{Front: f, socket: s}
+	r := &receiver{Front: f, at: s.listener, socket: s}
 	msgs := make([]ipv4.Message, batch)
 	slab := make([]byte, batch*maxDatagram)
 	for i := range msgs {
@@ -63,8 +101,7 @@ func (f *Front) read(s *socket) {
 		} else {
 			want = min(2*want, batch)
 		}
-		r.now, r.state, r.route = time.Now(), f.cluster.State(), f.workers.routes.Load()
-		r.rules.follow(r.guard, r.state)
+		r.refresh()
 		for i := range msgs[:n] {
 			if from, ok := msgs[i].Addr.(*net.UDPAddr); ok {
 				remote := from.AddrPort()
@@ -78,7 +115,7 @@ func (f *Front) read(s *socket) {
 // datagram handles one datagram. raw is reused afterwards.
 func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 	r.count.received.Add(1)
-	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.socket.addr, Remote: remote}
+	flow := sipmsg.Flow{Node: r.node, Transport: sipmsg.UDP, Local: r.at.addr, Remote: remote}
 	r.from = r.source(flow, r.now)
 	if !r.guard.Admit(r.from, r.now).Passes() {
 		return
@@ -88,47 +125,60 @@ func (r *receiver) datagram(raw []byte, remote netip.AddrPort) {
 		return
 	}
 	if err := r.msg.Parse(raw); err != nil {
-		if !r.guard.Charge(r.from, guard.Malformed, r.now) {
-			return
-		}
-		bad, ok := err.(*sipmsg.Error)
-		if !ok || bad.Status == 0 || !r.msg.Answerable() {
-			r.count.drop(Malformed)
-			return
-		}
-		r.reply(bad.Status, bad.Reason, remote)
+		r.malformed(err, flow)
 		return
 	}
+	r.count.lose(r.message(raw, flow))
+}
+
+// malformed answers a message that could not be parsed, if that can be.
+func (r *receiver) malformed(err error, flow sipmsg.Flow) {
+	if !r.guard.Charge(r.from, guard.Malformed, r.now) {
+		return
+	}
+	bad, ok := err.(*sipmsg.Error)
+	if !ok || bad.Status == 0 || !r.msg.Answerable() {
+		r.count.drop(Malformed)
+		return
+	}
+	r.reply(bad.Status, bad.Reason, flow)
+}
+
+// message handles the message that was parsed, whose bytes raw are reused
+// afterwards. A loss is not counted yet.
+func (r *receiver) message(raw []byte, flow sipmsg.Flow) loss {
 	r.newFlow = false
 	d := dispatch.Decide(dispatch.Input{
-		Message: &r.msg, Entry: r.socket.kind, Flow: flow, State: r.state, Sealer: r.tokens(r.state), Tables: r,
+		Message: &r.msg, Entry: r.at.kind, Flow: flow, State: r.state, Sealer: r.tokens(r.state), Tables: r,
 	})
-	if !r.affordable(d) {
-		return
+	if !r.again && !r.affordable(d) {
+		return loss{}
 	}
 	switch d.Verdict {
 	case dispatch.To:
 		if d.Chosen {
 			r.calls.put(r.callKey(r.msg.CallID()), d.Group, r.now, r.now.Add(r.kept()))
 		}
-		r.frame = link.SIP{To: d.Group, Entry: r.socket.kind, Flow: flow, Raw: raw}
+		r.frame = link.SIP{To: d.Group, Entry: r.at.kind, Flow: flow, Raw: raw}
 		if r.newFlow && d.User != "" {
-			if r.follow(r.frame) {
-				return
+			if waits, l := r.follow(r.frame); waits {
+				return l
 			}
 			if k, ok := r.flowKey(flow); ok {
 				r.claim(k, d.Group)
 			}
 		}
-		r.deliver(&r.frame)
+		l := r.deliver(&r.frame)
 		r.frame.Raw = nil
+		return l
 	case dispatch.Reserve:
-		r.reserve(d.Kind, d.User, link.SIP{Entry: r.socket.kind, Flow: flow, Raw: raw})
+		return r.reserve(d.Kind, d.User, link.SIP{Entry: r.at.kind, Flow: flow, Raw: raw})
 	case dispatch.Reply:
-		r.reply(d.Status, d.Reason, remote)
+		r.reply(d.Status, d.Reason, flow)
 	case dispatch.Drop:
-		r.count.dispatch(d.Drop)
+		return loss{lost: true, reason: d.Drop}
 	}
+	return loss{}
 }
 
 // keepAlive reports whether a datagram is nothing but line breaks (RFC 5626
@@ -204,41 +254,62 @@ func (r *receiver) kept() time.Duration {
 	return callKept
 }
 
-// reply answers a request statelessly (RFC 3261 §8.2.7), if its source is not
-// answered too often already.
-func (r *receiver) reply(status int, reason string, remote netip.AddrPort) {
-	if !r.limit.allow(remote.Addr(), r.now) {
+// reply answers the request in hand statelessly (RFC 3261 §8.2.7). Over UDP,
+// where anybody can have written the source, a source is not answered too often.
+func (r *receiver) reply(status int, reason string, flow sipmsg.Flow) {
+	if r.stream == nil && !r.limit.allow(flow.Remote.Addr(), r.now) {
 		r.count.drop(Unanswered)
 		return
 	}
-	via, ok := r.msg.TopVia()
+	raw, to, ok := r.answer(&r.msg, status, reason, flow.Remote)
 	if !ok {
 		r.count.drop(Malformed)
 		return
 	}
-	// Retransmissions get the same tag, other requests another one.
-	tag := fmt.Sprintf("%016x", maphash.String(r.seed, r.msg.CallID()+"\x00"+r.msg.FromTag()))
-	resp := r.msg.Response(status, reason, tag)
-	to := remote
-	// RFC 3261 §18.2.1, §18.2.2 and RFC 3581 §4.
-	host, err := netip.ParseAddr(via.Host)
-	rport := via.Params.Has("rport")
-	if rport || err != nil || host.Unmap() != remote.Addr() {
-		via.Params = via.Params.With("received", remote.Addr().String())
-	}
-	if rport {
-		via.Params = via.Params.With("rport", fmt.Sprint(remote.Port()))
-	} else {
-		port := via.Port
-		if port == 0 {
-			port = 5060
+	if r.stream != nil {
+		if r.stream.send(raw, 0) {
+			r.count.reply(status)
 		}
-		to = netip.AddrPortFrom(remote.Addr(), uint16(port))
+		return
 	}
-	resp.ReplaceTop(sipmsg.ViaHeader, via.String())
-	if err := r.socket.send(resp.Append(nil), to); err != nil {
+	if err := r.socket.send(raw, to); err != nil {
 		r.count.drop(SocketFull)
 		return
 	}
 	r.count.reply(status)
+}
+
+// answer makes a stateless answer to a request from a remote address, and says
+// where it goes over UDP; false if the request shows no way back.
+func (f *Front) answer(m *sipmsg.Message, status int, reason string, remote netip.AddrPort) (raw []byte, to netip.AddrPort, ok bool) {
+	via, ok := m.TopVia()
+	if !ok {
+		return nil, to, false
+	}
+	// Retransmissions get the same tag, other requests another one.
+	tag := fmt.Sprintf("%016x", maphash.String(f.seed, m.CallID()+"\x00"+m.FromTag()))
+	resp := m.Response(status, reason, tag)
+	to = remote
+	// RFC 3261 §18.2.1, §18.2.2 and RFC 3581 §4. No header can carry a zone.
+	source := remote.Addr().WithZone("")
+	host, err := netip.ParseAddr(strings.Trim(via.Host, "[]"))
+	rport := via.Params.Has("rport")
+	if rport || err != nil || host.Unmap() != source {
+		via.Params = via.Params.With("received", source.String())
+	}
+	if rport {
+		via.Params = via.Params.With("rport", fmt.Sprint(remote.Port()))
+	} else {
+		to = netip.AddrPortFrom(remote.Addr(), sentPort(via))
+	}
+	resp.ReplaceTop(sipmsg.ViaHeader, via.String())
+	return resp.Append(nil), to, true
+}
+
+// sentPort is the port of a Via's sent-by (RFC 3261 §18.2.2).
+func sentPort(via sipmsg.Via) uint16 {
+	if via.Port == 0 {
+		return 5060
+	}
+	return uint16(via.Port)
 }

@@ -310,7 +310,7 @@ func TestAnICSCFIsRememberedAsLongAsItsCallMayRing(t *testing.T) {
 	f := newFront(t, newCluster(t))
 	f.guard.SetLimits(guard.Config{}) // the clock below is set back
 	w := connect(t, f, i1, i2)
-	r := &receiver{Front: f, socket: f.entries['i'].sockets[0], state: f.cluster.State(), route: f.workers.routes.Load()}
+	r := &receiver{Front: f, at: f.entries['i'][0], socket: f.entries['i'][0].sockets[0], state: f.cluster.State(), route: f.workers.routes.Load()}
 	remote := netip.MustParseAddrPort("127.0.0.1:40000")
 	begin := time.Now()
 	at := func(after time.Duration, start string) uint32 {

@@ -42,9 +42,11 @@ func (rs *reservations) init() {
 // reserve asks for a group for a user, and delivers s, and what comes for the
 // user or registers over the same flow meanwhile, to it in order. s and name
 // are copied.
-func (f *Front) reserve(kind state.Kind, name string, s link.SIP) {
-	if kind == state.PCSCF && f.follow(s) {
-		return
+func (f *Front) reserve(kind state.Kind, name string, s link.SIP) loss {
+	if kind == state.PCSCF {
+		if waits, l := f.follow(s); waits {
+			return l
+		}
 	}
 	rs := &f.waiting
 	rs.mu.Lock()
@@ -54,13 +56,12 @@ func (f *Front) reserve(kind state.Kind, name string, s link.SIP) {
 	known := r != nil
 	if !known {
 		if len(rs.waiting) >= maxReserves {
-			f.count.drop(ReserveFull)
-			return
+			return loss{lost: true, cause: ReserveFull}
 		}
 		r = &reservation{}
 	}
 	if !f.wait(r, s) {
-		return
+		return loss{lost: true, cause: ReserveFull}
 	}
 	if k, ok := f.flowKey(s.Flow); ok && kind == state.PCSCF && rs.flows[k] == nil {
 		rs.flows[k], r.flows = r, append(r.flows, k)
@@ -70,29 +71,29 @@ func (f *Front) reserve(kind state.Kind, name string, s link.SIP) {
 		rs.waiting[u] = r
 		f.wg.Go(func() { f.resolve(u, r) })
 	}
+	return loss{}
 }
 
 // follow lets a REGISTER wait for the reservation that decides where its flow
 // goes; false if none is under way. s is copied.
-func (f *Front) follow(s link.SIP) bool {
+func (f *Front) follow(s link.SIP) (waits bool, l loss) {
 	k, ok := f.flowKey(s.Flow)
 	if !ok {
-		return false
+		return false, loss{}
 	}
 	f.waiting.mu.Lock()
 	defer f.waiting.mu.Unlock()
 	r := f.waiting.flows[k]
-	if r != nil {
-		f.wait(r, s)
+	if r != nil && !f.wait(r, s) {
+		l = loss{lost: true, cause: ReserveFull}
 	}
-	return r != nil
+	return r != nil, l
 }
 
-// wait queues a copy of s, with mu held; false if it was dropped.
+// wait queues a copy of s, with mu held; false if there is no room.
 func (f *Front) wait(r *reservation, s link.SIP) bool {
 	rs := &f.waiting
 	if len(r.queue) >= maxWaiting || rs.bytes+len(s.Raw) > maxWaitingBytes {
-		f.count.drop(ReserveFull)
 		return false
 	}
 	s.Raw = bytes.Clone(s.Raw)
@@ -129,12 +130,15 @@ func (f *Front) resolve(u user, r *reservation) {
 		}
 		rs.mu.Unlock()
 		for _, s := range queue {
-			if err != nil {
-				f.count.drop(ReserveFailed)
-				continue
+			l := loss{lost: true, cause: ReserveFailed}
+			if err == nil {
+				s.To = group
+				l = f.deliver(s)
 			}
-			s.To = group
-			f.deliver(s)
+			f.count.lose(l)
+			if l.lost {
+				f.unavailable(s)
+			}
 		}
 	}
 }

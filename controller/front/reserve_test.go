@@ -127,7 +127,7 @@ func TestWaitingDatagramsDoNotShareTheReadersBuffer(t *testing.T) {
 	}
 	f := newFront(t, cl)
 	w := connect(t, f, p1)
-	r := &receiver{Front: f, socket: f.entries['p'].sockets[0], now: time.Now(), state: cl.State(), route: f.workers.routes.Load()}
+	r := &receiver{Front: f, at: f.entries['p'][0], socket: f.entries['p'][0].sockets[0], now: time.Now(), state: cl.State(), route: f.workers.routes.Load()}
 	msg := message("REGISTER sip:ims.test SIP/2.0", "To: <sip:dora@ims.test>")
 	raw := []byte(msg)
 	r.datagram(raw, netip.MustParseAddrPort("127.0.0.1:40000"))
@@ -159,7 +159,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	f := newFront(t, cl)
 	defer close(release)
 	for i := range maxReserves + 10 {
-		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: []byte("x")})
+		f.count.lose(f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: []byte("x")}))
 	}
 	if s := f.Stats(); s.Reserving != maxReserves || s.Dropped["reserve-full"] != 10 {
 		t.Errorf("%d under way, %d dropped; want %d and 10", s.Reserving, s.Dropped["reserve-full"], maxReserves)
@@ -174,7 +174,7 @@ func TestWaitingBytesAreBounded(t *testing.T) {
 	raw := make([]byte, maxPayload)
 	const fit = maxWaitingBytes / maxPayload
 	for i := range fit + 1 {
-		f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: raw})
+		f.count.lose(f.reserve(state.PCSCF, fmt.Sprint("sip:user", i), link.SIP{Raw: raw}))
 	}
 	if s := f.Stats(); s.Reserving != fit || s.Dropped["reserve-full"] != 1 {
 		t.Errorf("%d under way, %d dropped; want %d and 1", s.Reserving, s.Dropped["reserve-full"], fit)

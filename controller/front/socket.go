@@ -20,17 +20,40 @@ const (
 	queueBytes  = 8 << 20 // messages that wait for a socket to take them
 )
 
-// listener is an entry's address with the sockets that share it.
+// listener is an entry's address with the UDP sockets that share it and the
+// TCP socket that accepts connections.
 type listener struct {
 	kind    byte
 	id      uint16
 	addr    netip.AddrPort
 	sockets []*socket
+	tcp     *net.TCPListener
 }
 
 func (l *listener) close() {
 	for _, s := range l.sockets {
 		s.close()
+	}
+	if l.tcp != nil {
+		l.tcp.Close()
+	}
+}
+
+// listen opens the sockets of an entry. Where any port will do, one is looked
+// for that both protocols have free.
+func listen(e Entry, id uint16, n int) (*listener, error) {
+	for try := 0; ; try++ {
+		l, err := listenUDP(e, id, n)
+		if err != nil {
+			return nil, err
+		}
+		if l.tcp, err = listenTCP(l.addr); err == nil {
+			return l, nil
+		}
+		l.close()
+		if e.Addr.Port() != 0 || try == 16 {
+			return nil, err
+		}
 	}
 }
 
@@ -71,28 +94,39 @@ func listenUDP(e Entry, id uint16, n int) (*listener, error) {
 }
 
 func openUDP(addr netip.AddrPort, share bool) (*net.UDPConn, error) {
-	network := "udp4"
-	if addr.Addr().Is6() {
-		network = "udp6"
-	}
-	lc := net.ListenConfig{Control: func(_, _ string, rc syscall.RawConn) error {
-		var err error
-		if cerr := rc.Control(func(fd uintptr) {
-			if share {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-			}
-			enlarge(int(fd), unix.SO_RCVBUFFORCE, unix.SO_RCVBUF)
-			enlarge(int(fd), unix.SO_SNDBUFFORCE, unix.SO_SNDBUF)
-		}); cerr != nil {
-			return cerr
+	lc := net.ListenConfig{Control: prepare(func(fd int) error {
+		enlarge(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF)
+		enlarge(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF)
+		if share {
+			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}
-		return err
-	}}
-	pc, err := lc.ListenPacket(context.Background(), network, addr.String())
+		return nil
+	})}
+	pc, err := lc.ListenPacket(context.Background(), network("udp", addr.Addr()), addr.String())
 	if err != nil {
 		return nil, err
 	}
 	return pc.(*net.UDPConn), nil
+}
+
+// network is the name of a protocol over the address family of ip.
+func network(protocol string, ip netip.Addr) string {
+	if ip.Is6() {
+		return protocol + "6"
+	}
+	return protocol + "4"
+}
+
+// prepare makes a net.ListenConfig's or net.Dialer's Control of what sets a
+// socket's options.
+func prepare(set func(fd int) error) func(network, address string, rc syscall.RawConn) error {
+	return func(_, _ string, rc syscall.RawConn) error {
+		var err error
+		if cerr := rc.Control(func(fd uintptr) { err = set(int(fd)) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}
 }
 
 // enlarge asks for a kernel buffer beyond the system's limit, which takes a

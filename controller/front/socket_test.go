@@ -32,7 +32,7 @@ func TestSocketQueueIsBounded(t *testing.T) {
 func TestOneUnsendableDatagramLosesNoOther(t *testing.T) {
 	f := newFront(t, newCluster(t))
 	ph := newPhone(t)
-	s := f.entries['p'].sockets[0]
+	s := f.entries['p'][0].sockets[0]
 	const n = 3 * batch
 	for i := range n {
 		if i%3 == 0 { // the kernel refuses port 0
@@ -59,7 +59,7 @@ func TestSocketsShareAnEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)
-	if n := len(f.entries['p'].sockets); n != 4 {
+	if n := len(f.entries['p'][0].sockets); n != 4 {
 		t.Fatalf("%d sockets, want 4", n)
 	}
 	w := connect(t, f, p1)

@@ -26,13 +26,14 @@ const (
 	NoSocket                   // for a local address or transport that this front does not have
 	Unsendable                 // too large, empty, or for an address that is no host's
 	SocketFull                 // more waits to be sent than may
-	SendFailed                 // refused by the kernel
+	SendFailed                 // refused by the kernel, or by a connection's peer
+	NoStream                   // for a TCP connection that has ended, or that could not be opened
 	causes
 )
 
 var causeNames = [causes]string{
 	"malformed", "reply-limited", "unknown-group", "not-connected", "link-full", "reserve-full", "reserve-failed",
-	"stale-epoch", "no-socket", "unsendable", "socket-full", "send-failed",
+	"stale-epoch", "no-socket", "unsendable", "socket-full", "send-failed", "no-connection",
 }
 
 // String is the cause as a metric's label.
@@ -68,17 +69,25 @@ func (c *counters) reply(status int) {
 
 // Stats are counts since the start, and sizes now.
 type Stats struct {
-	Received   uint64            // datagrams
-	KeepAlives uint64            // datagrams of nothing but line breaks
+	Received   uint64            // datagrams, and messages over TCP
+	KeepAlives uint64            // datagrams of nothing but line breaks, and pings over TCP
 	Delivered  uint64            // messages from the wire handed to a worker
 	Relayed    uint64            // messages of a worker handed to another one
-	Sent       uint64            // datagrams
+	Sent       uint64            // datagrams, and messages and pongs over TCP
 	Replied    map[int]uint64    // stateless answers, by status
 	Dropped    map[string]uint64 // messages, by Cause and dispatch.Reason; all labels are there
 	Refused    map[string]uint64 // what the guard did not let in, by guard.Verdict; all labels are there
 	Flows      int               // known flows of phones, those out of time included
 	Calls      int               // Call-IDs remembered for I-CSCFs, those out of time included
 	Reserving  int               // reservations under way
+
+	Connections int               // over TCP
+	Unbound     int               // those of them that belong to no registered phone
+	Accepted    uint64            // connections
+	Dialled     uint64            // connections that were opened from here
+	Ended       map[string]uint64 // connections, by Ending; all labels are there
+	Held        int64             // bytes of incomplete messages
+	Queued      int64             // bytes that wait to leave over TCP
 }
 
 // Stats returns the counters.
@@ -96,6 +105,13 @@ func (f *Front) Stats() Stats {
 	}
 	for i := range c.causes {
 		s.Dropped[Cause(i).String()] += c.causes[i].Load()
+	}
+	t := &f.streams
+	s.Connections, s.Unbound = t.sizes()
+	s.Accepted, s.Dialled, s.Held, s.Queued = t.accepted.Load(), t.dialled.Load(), t.held.Load(), t.queued.Load()
+	s.Ended = make(map[string]uint64)
+	for i := range t.ended {
+		s.Ended[Ending(i).String()] = t.ended[i].Load()
 	}
 	c.mu.Lock()
 	s.Replied = maps.Clone(c.replies)

@@ -92,34 +92,32 @@ func (w *workers) extract() {
 }
 
 // deliver sends a frame from the wire to the worker that serves its group.
-func (f *Front) deliver(s *link.SIP) {
+func (f *Front) deliver(s *link.SIP) loss {
 	g, ok := f.cluster.State().Group(s.To)
 	if !ok {
-		f.count.drop(UnknownGroup)
-		return
+		return loss{lost: true, cause: UnknownGroup}
 	}
 	s.Epoch = g.Epoch
-	if f.toWorker(s) {
+	l := f.toWorker(s)
+	if !l.lost {
 		f.count.delivered.Add(1)
 	}
+	return l
 }
 
 // toWorker sends a frame to the worker process that hosts its group.
-func (f *Front) toWorker(s *link.SIP) bool {
+func (f *Front) toWorker(s *link.SIP) loss {
 	c := f.workers.routes.Load().conns[s.To]
 	if c == nil {
-		f.count.drop(NotConnected)
-		return false
+		return loss{lost: true, cause: NotConnected}
 	}
 	switch err := c.SendSIP(s); {
 	case err == nil:
-		return true
+		return loss{}
 	case errors.Is(err, link.ErrClosed):
-		f.count.drop(NotConnected)
-	default:
-		f.count.drop(LinkFull)
+		return loss{lost: true, cause: NotConnected}
 	}
-	return false
+	return loss{lost: true, cause: LinkFull}
 }
 
 // FromWorker takes a frame of a worker: for the wire (To 0) or for another
@@ -135,30 +133,67 @@ func (f *Front) FromWorker(s *link.SIP) {
 		f.count.drop(StaleEpoch)
 		return
 	case s.To != 0:
-		if f.toWorker(s) {
+		if l := f.toWorker(s); l.lost {
+			f.count.lose(l)
+		} else {
 			f.count.relayed.Add(1)
 		}
 		return
 	}
-	l := f.local[s.Flow.Local]
-	if l == nil && !s.Flow.Local.IsValid() {
-		l = f.entries[s.Entry]
-	}
-	if l == nil || s.Flow.Transport != sipmsg.UDP {
+	l := f.from(s)
+	if l == nil {
 		f.count.drop(NoSocket)
 		return
 	}
-	if l.reachable(s.Flow.Remote) != nil || len(s.Raw) == 0 || len(s.Raw) > maxPayload {
+	if l.reachable(s.Flow.Remote) != nil || len(s.Raw) == 0 || len(s.Raw) > l.carries(s.Flow.Transport) {
 		f.count.drop(Unsendable)
 		return
 	}
 	if !f.answerable(s) {
 		return
 	}
-	if err := l.toward(s.Flow.Remote).send(s.Raw, s.Flow.Remote); err != nil {
-		f.count.drop(SocketFull)
+	switch s.Flow.Transport {
+	case sipmsg.UDP:
+		if err := l.toward(s.Flow.Remote).send(s.Raw, s.Flow.Remote); err != nil {
+			f.count.drop(SocketFull)
+		}
+	case sipmsg.TCP:
+		f.toStream(l, s)
+	default:
+		f.count.drop(NoSocket)
 	}
 }
 
-// maxPayload is what a UDP datagram over IPv4 can carry.
-const maxPayload = 65507
+// from returns the listener whose address a frame for the wire leaves by, nil
+// if it is not of this front. A flow without a local address leaves by the
+// frame's entry, in the address family of the remote one.
+func (f *Front) from(s *link.SIP) *listener {
+	if s.Flow.Local.IsValid() {
+		return f.local[s.Flow.Local]
+	}
+	for _, l := range f.entries[s.Entry] {
+		if l.addr.Addr().Is4() == s.Flow.Remote.Addr().Is4() {
+			return l
+		}
+	}
+	return nil
+}
+
+// What one message may have, in bytes: over UDP what the length fields of IPv4
+// and of UDP leave, over TCP what a peer sent and what our hops add to it.
+const (
+	maxPayload  = 65507
+	maxPayload6 = 65527
+	maxStreamed = 2 * sipmsg.MaxSize
+)
+
+// carries returns how large a message over a transport may be.
+func (l *listener) carries(t sipmsg.Transport) int {
+	switch {
+	case t != sipmsg.UDP:
+		return maxStreamed
+	case l.addr.Addr().Is4():
+		return maxPayload
+	}
+	return maxPayload6
+}

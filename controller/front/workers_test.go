@@ -55,8 +55,8 @@ func TestFromWorker(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
-	tcp := flow
-	tcp.Transport = sipmsg.TCP
+	tls := flow
+	tls.Transport = sipmsg.TLS
 	for label, bad := range map[string][]link.SIP{
 		"stale-epoch": {
 			{From: p1, Epoch: 0, Entry: 'p', Flow: flow, Raw: raw},
@@ -72,7 +72,7 @@ func TestFromWorker(t *testing.T) {
 		},
 		"no-socket": {
 			{From: p1, Epoch: 1, Entry: 'p', Flow: elsewhere("127.0.0.99:5060", ""), Raw: raw},
-			{From: p1, Epoch: 1, Entry: 'p', Flow: tcp, Raw: raw},
+			{From: p1, Epoch: 1, Entry: 'p', Flow: tls, Raw: raw},
 			{From: p1, Epoch: 1, Entry: 'x', Flow: sipmsg.Flow{Transport: sipmsg.UDP, Remote: ph.addr}, Raw: raw},
 		},
 		"unsendable": {
