@@ -1,6 +1,7 @@
 package transaction
 
 import (
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -104,4 +105,60 @@ func BenchmarkProxiedCall(b *testing.B) {
 			}
 		})
 	}
+}
+
+// timed is still with real timers, which take memory, too. None ends here.
+type timed struct{ still }
+
+func (t *timed) Send(Peer, []byte) {}
+func (t *timed) After(d time.Duration, fn func()) func() {
+	timer := time.AfterFunc(d+time.Hour, fn)
+	return func() { timer.Stop() }
+}
+
+// role is a User of one function.
+type role struct {
+	pipe
+	request func(r *Request)
+}
+
+func (u role) Request(r *Request) { u.request(r) }
+
+// BenchmarkMemory is what one transaction keeps, as bytes of heap.
+func BenchmarkMemory(b *testing.B) {
+	forward := func(r *Request) { pipe{near}.Request(r) }
+	for _, c := range []struct {
+		name, method string
+		request      func(r *Request)
+	}{
+		{"stranger refused", "INVITE", func(r *Request) { r.ReplyStateless(403, "", nil) }},
+		{"refusal that waits for repeats", "REGISTER", func(r *Request) { r.Reply(401, "", nil) }},
+		{"registration in progress", "REGISTER", forward},
+		{"call that rings", "INVITE", forward},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			const n = 20_000
+			for b.Loop() {
+				l := New(testConfig, &timed{}, role{request: c.request})
+				before := heap()
+				for i := range n {
+					m, err := sipmsg.Parse([]byte(call{method: c.method, branch: "z9hG4bK" + strconv.Itoa(i)}.String()))
+					if err != nil {
+						b.Fatal(err)
+					}
+					l.Receive(m, alice)
+				}
+				b.ReportMetric(float64(int64(heap())-int64(before))/n, "B/transaction")
+				runtime.KeepAlive(l)
+			}
+		})
+	}
+}
+
+// heap is the number of bytes in use after a collection.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
