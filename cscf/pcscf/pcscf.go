@@ -148,7 +148,7 @@ func (c *CSCF) Request(r *transaction.Request) {
 func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Peer) {
 	if from.Group != 0 {
 		if b, refused := c.towardsPhone(m, from); refused == 0 {
-			l.Relay(m, transaction.Peer{Flow: b.Flow})
+			l.Relay(m, transaction.Peer{Flow: c.table.reach(b)})
 		}
 		return
 	}

@@ -30,7 +30,8 @@ type table struct {
 	users      map[string]*phones   // by AOR
 	dialogs    map[uint64]struct{}  // bindings that had a dialog
 	gone       []uint64             // in the order in which they end
-	registered int                  // users with a live binding
+	detours    map[*binding]sipmsg.Flow
+	registered int // users with a live binding
 	stopped    bool
 }
 
@@ -64,6 +65,7 @@ func newTable(c *CSCF) *table {
 	return &table{
 		c: c, byID: make(map[uint64]*binding), byFlow: make(map[flowKey][]uint64),
 		byIdentity: make(map[string][]uint64), users: make(map[string]*phones), dialogs: make(map[uint64]struct{}),
+		detours: make(map[*binding]sipmsg.Flow),
 	}
 }
 
@@ -175,6 +177,30 @@ func (t *table) talks(id uint64) {
 	}
 }
 
+// reach is the flow that leads to a binding's phone.
+func (t *table) reach(b *binding) sipmsg.Flow {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if to, ok := t.detours[b]; ok {
+		return to
+	}
+	return b.Flow
+}
+
+// detour makes a flow lead to a binding's phone in place of its own, whose
+// connection is gone; its own flow ends that.
+func (t *table) detour(b *binding, to sipmsg.Flow) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.byID[b.ID] != b: // replaced meanwhile
+	case to == b.Flow:
+		delete(t.detours, b)
+	default:
+		t.detours[b] = to
+	}
+}
+
 // index adds a binding to the table, with mu held.
 func (t *table) index(b *binding) {
 	t.byID[b.ID] = b
@@ -203,6 +229,7 @@ func (t *table) index(b *binding) {
 // flow was the last use of it.
 func (t *table) drop(b *binding) (unbind bool) {
 	delete(t.byID, b.ID)
+	delete(t.detours, b)
 	p := t.users[b.AOR]
 	if p.ids = without(p.ids, b.ID); len(p.ids) == 0 {
 		if p.timer != nil {

@@ -20,12 +20,14 @@ func (c *CSCF) fromCore(r *transaction.Request) {
 		r.Reply(refused, "", nil)
 		return
 	}
-	c.ring(r, m, b.called(m), b.Flow)
+	c.ring(r, m, b, c.table.reach(b))
 }
 
 // ring sends a request to a phone over a flow. If that is gone, the phone is
-// tried once more over a connection to its contact, where it can have one.
-func (c *CSCF) ring(r *transaction.Request, m *sipmsg.Message, answered string, flow sipmsg.Flow) {
+// tried once more over a connection to its contact, where it can have one, and
+// reached there until it registers again.
+func (c *CSCF) ring(r *transaction.Request, m *sipmsg.Message, b *binding, flow sipmsg.Flow) {
+	answered := b.called(m)
 	r.Forward(transaction.Forward{
 		Groups: [][]transaction.Target{{{Message: m.Clone(), To: transaction.Peer{Flow: flow}}}},
 		Response: func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
@@ -37,9 +39,11 @@ func (c *CSCF) ring(r *transaction.Request, m *sipmsg.Message, answered string, 
 				return
 			}
 			if other, ok := reconnect(m, flow); ok {
-				c.ring(r, m, answered, other)
+				c.table.detour(b, other)
+				c.ring(r, m, b, other)
 				return
 			}
+			c.table.detour(b, b.Flow)
 			r.Reply(430, "", nil)
 		},
 	})

@@ -113,6 +113,30 @@ func TestAConnectionThatIsGone(t *testing.T) {
 			}
 		})
 	}
+	run(t, "the ACK and what follows in the dialog go where the phone was found", func(t *testing.T, b *bench) {
+		p, path := start(b)
+		old := p.Flow
+		b.Lose(func(to transaction.Peer, m *sipmsg.Message) bool { return to.Flow == old })
+		listener := b.NewPhone("a", "192.0.2.1:5060", "alice", aliceURI)
+		b.s.Send(b.e, b.toPhone("INVITE", path))
+		b.gone(old)
+		listener.Answer(listener.Expect(0, "INVITE"), 200)
+		if s := b.final(); s != 200 {
+			t.Fatalf("%d, want 200", s)
+		}
+		for _, method := range []string{"ACK", "BYE"} {
+			b.s.Send(b.e, b.toPhone(method, path, "To: <"+aliceURI+">;tag=x"))
+			m := listener.Expect(0, method)
+			if method == "BYE" {
+				listener.Answer(m, 200)
+			}
+		}
+		p.Reconnect("192.0.2.1:40001")
+		b.path(p)
+		b.s.Send(b.e, b.toPhone("MESSAGE", path))
+		p.Answer(p.Expect(0, "MESSAGE"), 200)
+		listener.Silent()
+	})
 	run(t, "no connection to the contact either: 430", func(t *testing.T, b *bench) {
 		p, path := start(b)
 		b.Lose(func(to transaction.Peer, m *sipmsg.Message) bool { return to.Group == 0 })
