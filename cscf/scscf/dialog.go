@@ -77,6 +77,7 @@ type dialogSet struct {
 	Open    time.Time         `cbor:"8,keyasint"`           // until then a NOTIFY may add a dialog (RFC 6665 §4.4.1)
 	Sub     time.Duration     `cbor:"9,keyasint,omitempty"` // how long a subscription that it begins may last
 	Dialogs []dialog          `cbor:"10,keyasint"`
+	Owner   string            `cbor:"11,keyasint,omitempty"` // IMPI of the one who began, if this group serves it
 }
 
 // dialogs are the sets of a group.
@@ -84,11 +85,14 @@ type dialogs struct {
 	c     *CSCF
 	mu    sync.Mutex
 	sets  map[hash]*dialogSet
-	calls int       // sets with a session
-	swept time.Time // when what ended was last looked for
+	owned map[string]int // sets by Owner
+	calls int            // sets with a session
+	swept time.Time      // when what ended was last looked for
 }
 
-func newDialogs(c *CSCF) *dialogs { return &dialogs{c: c, sets: make(map[hash]*dialogSet)} }
+func newDialogs(c *CSCF) *dialogs {
+	return &dialogs{c: c, sets: make(map[hash]*dialogSet), owned: make(map[string]int)}
+}
 
 func text(s string) string {
 	if len(s) > maxCallText {
@@ -147,25 +151,44 @@ func (e *dialogSet) confirmed() bool {
 	return slices.ContainsFunc(e.Dialogs, func(d dialog) bool { return d.Confirmed })
 }
 
-// begin remembers a request that may form dialogs, before it is sent on. It is
-// an error if there are as many already as can be remembered.
-func (l *dialogs) begin(m *sipmsg.Message, half string, now time.Time) (hash, error) {
+// keep puts a set into the table.
+func (l *dialogs) keep(k hash, e *dialogSet) {
+	l.sets[k] = e
+	l.calls += min(len(e.Halves), 1)
+	if e.Owner != "" {
+		l.owned[e.Owner]++
+	}
+}
+
+// forget takes a set out of the table.
+func (l *dialogs) forget(k hash, e *dialogSet) {
+	delete(l.sets, k)
+	l.calls -= min(len(e.Halves), 1)
+	if l.owned[e.Owner]--; l.owned[e.Owner] <= 0 {
+		delete(l.owned, e.Owner)
+	}
+}
+
+// begin remembers a request that may form dialogs, before it is sent on; owner
+// is the IMPI of its sender for the originating half, else "". It is an error
+// if there are as many already as can be remembered, in all or of one owner.
+func (l *dialogs) begin(m *sipmsg.Message, half, owner string, now time.Time) (hash, error) {
 	k := hashOf(m.CallID(), m.FromTag())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sweep(now)
 	e := l.sets[k]
 	if e == nil {
-		if len(l.sets) >= l.c.cfg.MaxDialogs {
+		if len(l.sets) >= l.c.cfg.MaxDialogs || owner != "" && l.owned[owner] >= l.c.cfg.MaxOwned {
 			return k, errTooMany
 		}
 		from, _ := m.From()
 		to, _ := m.To()
 		e = &dialogSet{
 			CallID: text(m.CallID()), From: text(from.URI), To: text(to.URI), Called: text(m.RequestURI()),
-			Halves: make(map[string]string), Started: now, Heard: now,
+			Halves: make(map[string]string), Started: now, Heard: now, Owner: strings.Clone(owner),
 		}
-		l.sets[k] = e
+		l.keep(k, e)
 	}
 	switch m.Method() {
 	case "INVITE":
@@ -385,7 +408,7 @@ func (l *dialogs) use(e *dialogSet, d *dialog, m *sipmsg.Message, now time.Time)
 func (l *dialogs) settle(k hash, e *dialogSet, now time.Time) {
 	end := e.ends()
 	if !now.Before(end) {
-		delete(l.sets, k)
+		l.forget(k, e)
 	}
 	if !now.Add(lingerLife).Before(end) { // a restart may lose what only lingers
 		l.c.store.Delete(l.c.cfg.Group, dialogKey(k), nil)
@@ -407,8 +430,7 @@ func (l *dialogs) sweep(now time.Time) {
 	l.swept = now
 	for k, e := range l.sets {
 		if !now.Before(e.ends()) {
-			l.calls -= min(len(e.Halves), 1)
-			delete(l.sets, k)
+			l.forget(k, e)
 		}
 	}
 }
@@ -441,7 +463,6 @@ func (l *dialogs) load(r ha.Record, now time.Time) error {
 	if !now.Before(e.ends()) || len(e.Dialogs) > maxTags || len(l.sets) >= l.c.cfg.MaxDialogs || l.sets[k] != nil {
 		return nil
 	}
-	l.sets[k] = e
-	l.calls += min(len(e.Halves), 1)
+	l.keep(k, e)
 	return nil
 }

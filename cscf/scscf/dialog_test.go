@@ -207,6 +207,33 @@ func TestDialogs(t *testing.T) {
 		b.Sleep(time.Minute)
 		expect(t, "one more", inside(b, "NOTIFY", sent, caller, callee), 481)
 	})
+	run(t, "one user cannot fill the table", func(t *testing.T, b *bench) {
+		b.cfg.MaxOwned = 2
+		b.start()
+		b.register("alice", alice, "Contact: <sip:a@192.0.2.1>")
+		b.nonce = ""
+		b.register("bob", bob, "Contact: <sip:1@192.0.2.1>")
+		subscribe := func(by string, tag int) *sipmsg.Message {
+			return b.request(b.p, token.Orig, "SUBSCRIBE", bob, "P-Asserted-Identity: <"+by+">", fmt.Sprint("From: <", by, ">;tag=", tag))
+		}
+		for i := range 2 {
+			b.p.Send(b.e, subscribe(alice, i))
+			b.i.Send(b.e, b.i.Next().Response(200, "", "b"))
+			b.p.Next()
+		}
+		if resp := b.ask(b.p, subscribe(alice, 3)); resp.Status() != 503 {
+			t.Errorf("one too many: %d", resp.Status())
+		}
+		b.start()
+		if resp := b.ask(b.p, subscribe(alice, 4)); resp.Status() != 503 {
+			t.Errorf("after a restart: %d", resp.Status())
+		}
+		b.p.Send(b.e, subscribe(bob, 5))
+		b.i.Send(b.e, b.i.Next().Response(489, "", "b"))
+		if resp := b.p.Next(); resp.Status() != 489 {
+			t.Errorf("another user: %d", resp.Status())
+		}
+	})
 	run(t, "an early dialog may be ended before the call is", func(t *testing.T, b *bench) {
 		sent, got := initial(b, "INVITE")
 		b.p.Send(b.e, got.Response(183, "", "b"))

@@ -57,6 +57,7 @@ type Config struct {
 	Intervals   func() Intervals // asked for each REGISTER; nil: the defaults
 	MaxContacts int              // of one user; 10
 	MaxDialogs  int              // requests that began dialogs which last, or may; one more is answered 503; 100000
+	MaxOwned    int              // of those that one user began; 2000
 	Log         *slog.Logger
 }
 
@@ -90,6 +91,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxDialogs == 0 {
 		c.MaxDialogs = 100000
+	}
+	if c.MaxOwned == 0 {
+		c.MaxOwned = 2000
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

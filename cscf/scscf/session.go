@@ -49,7 +49,7 @@ func (c *CSCF) originating(r *transaction.Request) {
 		m.Add(sipmsg.PAssertedIdentity, "<"+second+">")
 	}
 	m.Remove(sipmsg.Route)
-	follow, done, ok := c.follow(r, m, Originating)
+	follow, done, ok := c.follow(r, m, Originating, s.profile.IMPI)
 	if !ok {
 		return
 	}
@@ -116,7 +116,7 @@ func (c *CSCF) terminating(r *transaction.Request) {
 	m := r.Message.Clone()
 	m.Set(sipmsg.PCalledPartyID, "<"+m.RequestURI()+">")
 	m.Remove(sipmsg.Route)
-	follow, done, ok := c.follow(r, m, Terminating)
+	follow, done, ok := c.follow(r, m, Terminating, "")
 	if !ok {
 		return
 	}
@@ -171,15 +171,15 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) ([][]transaction.Tar
 // for r, comes back through us, and the dialogs are remembered. The first
 // function sees the responses, the second forgets the request if it was refused
 // before any came. It is false for one that was refused here.
-func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half string) (
+func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half, owner string) (
 	response func(*transaction.Request, *transaction.Target, *sipmsg.Message) transaction.Verdict, done func(), ok bool,
 ) {
 	if !dialogForming(m.Method()) {
 		return nil, func() {}, true
 	}
-	k, err := c.dialogs.begin(m, half, time.Now())
+	k, err := c.dialogs.begin(m, half, owner, time.Now())
 	if err != nil {
-		c.log.Warn("remember a dialog", "err", err)
+		c.log.Debug("remember a dialog", "user", owner, "err", err)
 		r.Reply(503, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.RetryAfter, "30") })
 		return nil, nil, false
 	}
