@@ -31,9 +31,10 @@ import (
 
 // NodeSpec is one node.
 type NodeSpec struct {
-	Name    string
-	Address netip.Addr // for everything: SIP, cluster port, metrics
-	Workers []string   // worker ids; the first letter tells the kind: p, i, s
+	Name     string
+	Address  netip.Addr // for everything: SIP, cluster port, metrics
+	Address6 netip.Addr // for SIP over IPv6 beside IPv4; may be left out
+	Workers  []string   // worker ids; the first letter tells the kind: p, i, s
 }
 
 // Spec is a cluster. Isolation, Detached and SIP may be left out.
@@ -118,16 +119,16 @@ func (n *Node) configure() error {
 // checkPorts says which address is in use before anything is written.
 func checkPorts(spec Spec) error {
 	for _, n := range spec.Nodes {
-		for _, port := range []uint16{spec.PortP, spec.PortI, spec.PortS} {
-			a := netip.AddrPortFrom(n.Address, port)
+		tcp := []netip.AddrPort{netip.AddrPortFrom(n.Address, spec.PortNode), netip.AddrPortFrom(n.Address, spec.PortHTTP)}
+		for _, a := range n.sip(spec) {
 			l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
 			if err != nil {
 				return inUse("UDP", a, err)
 			}
 			l.Close()
+			tcp = append(tcp, a)
 		}
-		for _, port := range []uint16{spec.PortNode, spec.PortHTTP} {
-			a := netip.AddrPortFrom(n.Address, port)
+		for _, a := range tcp {
 			l, err := net.Listen("tcp", a.String())
 			if err != nil {
 				return inUse("TCP", a, err)
@@ -136,6 +137,18 @@ func checkPorts(spec Spec) error {
 		}
 	}
 	return nil
+}
+
+// sip are the addresses of a node's SIP entries.
+func (n NodeSpec) sip(spec Spec) (out []netip.AddrPort) {
+	for _, a := range []netip.Addr{n.Address, n.Address6} {
+		for _, port := range []uint16{spec.PortP, spec.PortI, spec.PortS} {
+			if a.IsValid() {
+				out = append(out, netip.AddrPortFrom(a, port))
+			}
+		}
+	}
+	return out
 }
 
 func inUse(network string, a netip.AddrPort, err error) error {

@@ -36,6 +36,7 @@ func (n *Node) DataDir() string    { return filepath.Join(n.dir, "data") }
 func (n *Node) RunDir() string     { return filepath.Join(n.dir, "run") }
 func (n *Node) LogFile() string    { return filepath.Join(n.dir, "node.log") }
 func (n *Node) P() netip.AddrPort  { return netip.AddrPortFrom(n.Address, n.spec.PortP) }
+func (n *Node) P6() netip.AddrPort { return netip.AddrPortFrom(n.Address6, n.spec.PortP) }
 func (n *Node) HTTP() string {
 	return "http://" + netip.AddrPortFrom(n.Address, n.spec.PortHTTP).String()
 }
@@ -51,11 +52,15 @@ func (n *Node) config() string {
 		isolation = "process"
 	}
 	fmt.Fprintf(&b, "node:\n  name: %s\n  data_dir: %q\n  run_dir: %q\n  isolation: %s\n", n.Name, n.DataDir(), n.RunDir(), isolation)
-	fmt.Fprintf(&b, "cluster:\n  address: %s:%d\n  controllers:\n", n.Address, n.spec.PortNode)
+	at := func(a netip.Addr, port uint16) string { return netip.AddrPortFrom(a, port).String() }
+	fmt.Fprintf(&b, "cluster:\n  address: %q\n  controllers:\n", at(n.Address, n.spec.PortNode))
 	for _, m := range n.spec.Nodes {
-		fmt.Fprintf(&b, "    - {name: %s, address: %s:%d}\n", m.Name, m.Address, n.spec.PortNode)
+		fmt.Fprintf(&b, "    - {name: %s, address: %q}\n", m.Name, at(m.Address, n.spec.PortNode))
 	}
-	fmt.Fprintf(&b, "sip:\n  domain: %s\n  address: %s\n  p_cscf: %d\n  i_cscf: %d\n  s_cscf: %d\n", n.spec.Domain, n.Address, n.spec.PortP, n.spec.PortI, n.spec.PortS)
+	fmt.Fprintf(&b, "sip:\n  domain: %s\n  address: %q\n  p_cscf: %d\n  i_cscf: %d\n  s_cscf: %d\n", n.spec.Domain, n.Address.String(), n.spec.PortP, n.spec.PortI, n.spec.PortS)
+	if n.Address6.IsValid() {
+		fmt.Fprintf(&b, "  address6: %q\n", n.Address6.String())
+	}
 	for _, line := range n.spec.SIP {
 		fmt.Fprintf(&b, "  %s\n", line)
 	}
@@ -65,7 +70,7 @@ func (n *Node) config() string {
 	}
 	// An empty list is not the same as none, which means one worker of each kind.
 	fmt.Fprintf(&b, "workers: [%s]\n", strings.Join(workers, ", "))
-	fmt.Fprintf(&b, "metrics:\n  listen: %s:%d\n", n.Address, n.spec.PortHTTP)
+	fmt.Fprintf(&b, "metrics:\n  listen: %q\n", at(n.Address, n.spec.PortHTTP))
 	return b.String()
 }
 
