@@ -39,7 +39,7 @@ type audio struct {
 }
 
 func (p *Phone) openAudio() (*audio, error) {
-	conn, addr, err := p.cfg.listen(netip.AddrPortFrom(p.cfg.LocalIP, 0))
+	conn, addr, err := p.cfg.listen(netip.AddrPortFrom(p.cfg.AudioIP, 0))
 	if err != nil {
 		return nil, fmt.Errorf("open audio socket: %w", err)
 	}

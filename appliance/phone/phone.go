@@ -63,7 +63,8 @@ type Config struct {
 	SIM      *aka.SIM       // answers AKA challenges to a REGISTER; the phone's alone; nil: none
 	Domain   string         // home domain: the registrar is "sip:" + Domain
 	Proxy    netip.AddrPort // the P-CSCF
-	LocalIP  netip.Addr     // where SIP and RTP sockets are bound; of the same family
+	LocalIP  netip.Addr     // where the SIP socket is bound; of the same family
+	AudioIP  netip.Addr     // where RTP sockets are bound; zero: LocalIP
 	Port     uint16         // of SIP; 0 is any
 
 	Transport sipmsg.Transport // to the P-CSCF: UDP or TCP; 0 is UDP
@@ -157,6 +158,9 @@ func New(cfg Config) (*Phone, error) {
 	}
 	if p.cfg.Expires <= 0 {
 		p.cfg.Expires = 600 * time.Second
+	}
+	if !p.cfg.AudioIP.IsValid() {
+		p.cfg.AudioIP = cfg.LocalIP
 	}
 	if p.cfg.listen == nil {
 		p.cfg.listen = listenUDP
