@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/emiago/sipgo/sip"
+
 	"bellwether/cscf/aka"
 	"bellwether/cscf/sipmsg"
 )
@@ -172,4 +174,34 @@ func TestNonceThatHoldsNoChallenge(t *testing.T) {
 			t.Errorf("nonce %q: %v", nonce, a.failure)
 		}
 	}
+}
+
+func FuzzChallenge(f *testing.F) {
+	nonce := base64.StdEncoding.EncodeToString(make([]byte, 32))
+	f.Add(`Digest realm="ims.test", nonce="`+nonce+`", algorithm=AKAv1-MD5, qop="auth"`, "")
+	f.Add(`Digest realm="a\"b", nonce="x", algorithm=SHA-256, qop="auth,auth-int", opaque="o", stale=true`, "secret")
+	f.Add(`Digest realm="", nonce=""`, "\"")
+	f.Fuzz(func(t *testing.T, value, password string) {
+		c := credentials{user: "alice@ims.test", password: password, sim: aka.NewSIM(testK, testOPc)}
+		res := sip.NewResponse(401, "Unauthorized")
+		res.AppendHeader(sip.NewHeader("WWW-Authenticate", value))
+		var a authorization
+		for a.again(res, c) {
+			if strings.ContainsAny(value, "\r\n") {
+				return // no message carries it
+			}
+			req := sip.NewRequest(sip.REGISTER, sip.Uri{Scheme: "sip", Host: domain})
+			a.apply(req, c)
+			h := req.GetHeader("Authorization")
+			if h == nil {
+				t.Fatalf("no answer to %q", value)
+			}
+			if strings.ContainsAny(h.Value(), "\r\n") {
+				t.Fatalf("answer %q", h.Value())
+			}
+		}
+		if a.tried != 0 {
+			t.Errorf("%d challenges were not given up", a.tried)
+		}
+	})
 }
