@@ -316,7 +316,7 @@ func kept(w io.Writer, c *localcluster.Cluster, dir, password string) {
 	fmt.Fprintf(w, `
 The cluster goes on running in %[1]s.
 Register phones:   alice and bob (user alice@%[2]s and so on), password %[3]s, MD5 digest,
-                   outbound proxy %[4]s, %[8]s or %[9]s over UDP
+                   outbound proxy %[4]s, %[8]s or %[9]s over UDP or TCP
   with baresip:    <sip:alice@%[2]s>;auth_user=alice@%[2]s;auth_pass=%[3]s;outbound="sip:%[4]s";regint=600
                    (a line of ~/.baresip/accounts; a second phone as bob, then dial sip:bob@%[2]s)
 Look at it:        %[5]s status --socket %[6]s

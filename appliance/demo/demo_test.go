@@ -184,7 +184,7 @@ func TestAKeptDemoGoesOnAndCanBeStopped(t *testing.T) {
 	if err != nil && !errors.Is(err, ErrFailed) { // calls are judged elsewhere
 		t.Fatal(err)
 	}
-	for _, part := range []string{"3 nodes, n", "12 phones registered (6 with AKA, ", "audio packets"} {
+	for _, part := range []string{"3 nodes, n", "12 phones registered (6 with AKA, 3 over TCP)", "audio packets"} {
 		if !strings.Contains(out.String(), part) {
 			t.Errorf("no %q in the result:\n%s", part, out)
 		}
