@@ -1,10 +1,10 @@
 package acceptance
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,22 +13,51 @@ import (
 	"bellwether/cscf/sipmsg"
 )
 
-// TestPhonesOverTCP has phones over TCP call each other and one over UDP,
-// through P-CSCFs of both nodes.
+func overTCP(c *phone.Config) { c.Transport = sipmsg.TCP }
+
+// RFC 3261 §18: a phone over TCP calls, and is called by, phones over UDP and
+// TCP at other nodes, and long messages pass both ways.
 func TestPhonesOverTCP(t *testing.T) {
 	t.Parallel()
 	c := sharedCluster(t)
-	users := subscribe(t, c, "stream", 4)
-	var phones []*phone.Phone
-	for i, u := range users {
-		phones = append(phones, newPhone(t, c.Node(fmt.Sprint("n", 1+i%2)), u, func(cfg *phone.Config) {
-			if i != 3 {
-				cfg.Transport = sipmsg.TCP
+	users := subscribe(t, c, "overtcp", 3)
+	heard, texts := make(chan phone.Result, 3), make(chan string, 3)
+	answers := func(hz int, change func(*phone.Config)) func(*phone.Config) {
+		return func(c *phone.Config) {
+			c.ToneHz = hz
+			c.OnCall = func(r phone.Result) { heard <- r }
+			c.OnMessage = func(_, text string) { texts <- text }
+			if change != nil {
+				change(c)
 			}
-		}))
+		}
 	}
-	register(t, phones...)
-	talkInARing(t, phones, users)
+	a := newPhone(t, c.Node("n1"), users[0], answers(700, overTCP))
+	b := newPhone(t, c.Node("n2"), users[1], answers(900, nil))
+	d := newPhone(t, c.Node("n3"), users[2], answers(1100, overTCP))
+	register(t, a, b, d)
+	talkWith(t, a, users[1], heard)
+	talkWith(t, b, users[0], heard)
+	talkWith(t, a, users[2], heard)
+	long := strings.Repeat("0123456789abcdef", 500)
+	for _, to := range []struct {
+		from *phone.Phone
+		user string
+	}{{a, users[1]}, {b, users[2]}, {d, users[0]}} {
+		status, err := to.from.Message(within(t, 20*time.Second), "sip:"+to.user+"@"+domain, long)
+		if err != nil || status != 200 {
+			t.Errorf("a message of %d bytes to %s: %d, %v", len(long), to.user, status, err)
+		} else if got := <-texts; got != long {
+			t.Errorf("a message of %d bytes came to %s with %d", len(long), to.user, len(got))
+		}
+	}
+	u, err := c.Node("n1").Admin.User(within(t, 5*time.Second), "sip:"+users[2]+"@"+domain)
+	if err != nil || len(u.Contacts) != 1 || !strings.HasPrefix(strings.ToLower(u.Contacts[0].Flow), "tcp ") && !strings.Contains(u.Contacts[0].Flow, "TCP") {
+		t.Errorf("the flow is %+v, %v", u.Contacts, err)
+	}
+	if err := d.Unregister(within(t, 20*time.Second)); err != nil {
+		t.Error(err)
+	}
 }
 
 // freePorts makes the ports of a cluster ones that are free at ::1, of which
@@ -94,4 +123,59 @@ func TestPhonesOverIPv6(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDualStackNode: phones over IPv4 and IPv6, UDP and TCP, call each other in
+// every combination; those over TCP are back by themselves when the front
+// process has died.
+func TestDualStackNode(t *testing.T) {
+	t.Parallel()
+	c := start(t, alone, func(s *localcluster.Spec) {
+		freePorts(t, s)
+		s.Nodes[0].Address6 = netip.IPv6Loopback()
+	})
+	n := c.Nodes[0]
+	users := subscribe(t, c, "dual", 4)
+	heard := make(chan phone.Result, 4)
+	var phones []*phone.Phone
+	for i, change := range []func(*phone.Config){
+		nil,
+		overTCP,
+		// Nothing relays audio from one family to the other: these have both.
+		func(c *phone.Config) { c.Proxy, c.LocalIP, c.AudioIP = n.P6(), netip.IPv6Loopback(), n.Address },
+		func(c *phone.Config) {
+			c.Proxy, c.LocalIP, c.AudioIP = n.P6(), netip.IPv6Loopback(), n.Address
+			overTCP(c)
+		},
+	} {
+		phones = append(phones, newPhone(t, n, users[i], func(c *phone.Config) {
+			c.ToneHz = 500 + 200*i
+			c.OnCall = func(r phone.Result) { heard <- r }
+			if change != nil {
+				change(c)
+			}
+		}))
+	}
+	register(t, phones...)
+	calls := func() {
+		t.Helper()
+		for _, i := range []int{0, 1, 2, 3} {
+			talkWith(t, phones[i], users[3-i], heard)
+		}
+		talkWith(t, phones[1], users[2], heard)
+	}
+	calls()
+	end(t, n, "front", syscall.SIGKILL)
+	ready(t, c)
+	eventually(t, 30*time.Second, func() string {
+		// The connection is back, and the P-CSCF knows it.
+		for _, i := range []int{1, 3} {
+			status, err := phones[0].Message(within(t, 5*time.Second), "sip:"+users[i]+"@"+domain, "hello")
+			if err != nil || status != 200 {
+				return users[i] + " is not reached"
+			}
+		}
+		return ""
+	})
+	calls()
 }
