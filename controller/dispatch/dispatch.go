@@ -278,7 +278,7 @@ func (in *Input) initialP(uri sipmsg.URI) Decision {
 			}
 		}
 	}
-	return in.refuse(403, "Not Registered")
+	return in.refuse(403, "") // as a P-CSCF says it of a user who is registered, but elsewhere
 }
 
 // hinted finds the group of a claimed identity, by itself or by one that was

@@ -142,7 +142,7 @@ func TestDecide(t *testing.T) {
 	reply := func(status int, reason string) Decision {
 		return Decision{Verdict: Reply, Status: status, Reason: reason}
 	}
-	forbidden := reply(403, "Not Registered")
+	forbidden := reply(403, "")
 	noCall := reply(481, "Call/Transaction Does Not Exist")
 
 	for _, tc := range []struct {

@@ -1,6 +1,8 @@
 package front
 
 import (
+	"encoding/base32"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -254,6 +256,20 @@ func (r *receiver) kept() time.Duration {
 	return callKept
 }
 
+const tagSize = 10 // bytes
+
+var tagText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+// tag is the To tag of an answer to a request: retransmissions get the same one,
+// other requests another. It looks like a P-CSCF's: who answers would tell a
+// stranger whether a user is registered.
+func (f *Front) tag(m *sipmsg.Message) string {
+	var sum [tagSize]byte
+	binary.BigEndian.PutUint64(sum[:], maphash.String(f.seed, m.CallID()+"\x00"+m.FromTag()))
+	binary.BigEndian.PutUint16(sum[8:], uint16(maphash.Bytes(f.seed, sum[:8])))
+	return tagText.EncodeToString(sum[:])
+}
+
 // reply answers the request in hand statelessly (RFC 3261 §8.2.7). Over UDP,
 // where anybody can have written the source, a source is not answered too often.
 func (r *receiver) reply(status int, reason string, flow sipmsg.Flow) {
@@ -286,9 +302,7 @@ func (f *Front) answer(m *sipmsg.Message, status int, reason string, remote neti
 	if !ok {
 		return nil, to, false
 	}
-	// Retransmissions get the same tag, other requests another one.
-	tag := fmt.Sprintf("%016x", maphash.String(f.seed, m.CallID()+"\x00"+m.FromTag()))
-	resp := m.Response(status, reason, tag)
+	resp := m.Response(status, reason, f.tag(m))
 	to = remote
 	// RFC 3261 §18.2.1, §18.2.2 and RFC 3581 §4. No header can carry a zone.
 	source := remote.Addr().WithZone("")
