@@ -18,9 +18,11 @@ import (
 )
 
 const (
-	maxServed   = 16 // connections at a time; more wait in the mesh's queue
-	maxRequests = 16 // of a connection
-	serveTime   = 10 * time.Second
+	maxNodes     = 64 // connections of nodes of the cluster at a time
+	maxStrangers = 64 // of others
+	maxOfSource  = 4  // of others, from one source
+	maxRequests  = 16 // of a connection
+	serveTime    = 10 * time.Second
 )
 
 // Server answers on the founder.
@@ -31,9 +33,12 @@ type Server struct {
 	Begun func() bool
 	Log   *slog.Logger
 
-	mu       sync.Mutex // nothing slow is done with it held
-	failures failures
-	results  map[string]uint64
+	mu        sync.Mutex // nothing slow is done with it held
+	failures  failures
+	results   map[string]uint64
+	known     int // connections that are served
+	total     int
+	strangers map[netip.Addr]int // total by source
 }
 
 // Results counts what was asked, by result: joined, renewed, and the codes of
@@ -44,37 +49,68 @@ func (s *Server) Results() map[string]uint64 {
 	return maps.Clone(s.results)
 }
 
-// Serve answers on l until ctx ends.
+// Serve answers on l until ctx ends. Strangers that hold connections keep
+// neither the cluster's nodes nor, from one address, other strangers out.
 func (s *Server) Serve(ctx context.Context, l net.Listener) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	slots := make(chan struct{}, maxServed)
 	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
+		remote, err := netip.ParseAddrPort(c.RemoteAddr().String())
+		known := mesh.PeerNode(c) != ""
+		if err != nil || !s.enter(remote.Addr(), known) {
+			_ = c.Close()
+			continue
+		}
 		wg.Go(func() {
-			defer func() { <-slots }()
+			defer s.leave(remote.Addr(), known)
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-			s.serve(c)
+			s.serve(c, remote.Addr())
 		})
 	}
 }
 
-func (s *Server) serve(c net.Conn) {
-	if err := c.SetDeadline(time.Now().Add(serveTime)); err != nil {
+// enter counts a connection in, if there is room for it.
+func (s *Server) enter(source netip.Addr, known bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	source = sourceOf(source)
+	switch {
+	case known && s.known >= maxNodes, !known && (s.total >= maxStrangers || s.strangers[source] >= maxOfSource):
+		return false
+	case known:
+		s.known++
+	default:
+		if s.strangers == nil {
+			s.strangers = make(map[netip.Addr]int)
+		}
+		s.total++
+		s.strangers[source]++
+	}
+	return true
+}
+
+func (s *Server) leave(source netip.Addr, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known {
+		s.known--
 		return
 	}
-	remote, err := netip.ParseAddrPort(c.RemoteAddr().String())
-	if err != nil {
+	source = sourceOf(source)
+	s.total--
+	if s.strangers[source]--; s.strangers[source] == 0 {
+		delete(s.strangers, source)
+	}
+}
+
+func (s *Server) serve(c net.Conn, remote netip.Addr) {
+	if err := c.SetDeadline(time.Now().Add(serveTime)); err != nil {
 		return
 	}
 	for range maxRequests {
@@ -82,16 +118,16 @@ func (s *Server) serve(c net.Conn) {
 		if err := receive(c, &req); err != nil {
 			return
 		}
-		rep, err := s.answer(req, mesh.PeerNode(c), remote.Addr(), time.Now())
+		rep, err := s.answer(req, mesh.PeerNode(c), remote, time.Now())
 		var refusal *Refusal
 		switch {
 		case errors.As(err, &refusal):
 			s.count(refusal.Code)
-			s.Log.Warn("a request to join is refused", "remote", remote.Addr().String(), "node", clip(req.Node), "code", refusal.Code)
+			s.Log.Warn("a request to join is refused", "remote", remote.String(), "node", clip(req.Node), "code", refusal.Code)
 			rep = reply{Refused: refusal}
 		case err != nil:
 			s.count("failed")
-			s.Log.Error("answer a request to join", "remote", remote.Addr().String(), "node", clip(req.Node), "err", err)
+			s.Log.Error("answer a request to join", "remote", remote.String(), "node", clip(req.Node), "err", err)
 			rep = reply{Refused: &Refusal{Code: "failed", Text: fmt.Sprintf("the founder could not do it; the log of node %s says why", s.Node)}}
 		}
 		if send(c, rep) != nil || rep.Refused != nil {

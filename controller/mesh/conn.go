@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"time"
 )
 
@@ -89,4 +90,32 @@ func (u *usedCert) load(m *Mesh) (*tls.Certificate, error) {
 		u.leaf, err = x509.ParseCertificate(cert.Certificate[0])
 	}
 	return cert, err
+}
+
+// sourceOf is the address of a peer, the zero Addr if it has none.
+func sourceOf(a net.Addr) netip.Addr {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// enter counts an inbound handshake in. Who connects and says nothing cannot
+// take the port from the others.
+func (m *Mesh) enter(source netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.shaking[source] >= max(1, m.cfg.MaxHandshakes/2) {
+		return false
+	}
+	m.shaking[source]++
+	return true
+}
+
+func (m *Mesh) leave(source netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.shaking[source]--; m.shaking[source] == 0 {
+		delete(m.shaking, source)
+	}
 }

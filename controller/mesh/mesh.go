@@ -17,8 +17,8 @@
 //
 // Invariants: a connection that Accept or Dial returns has been verified by
 // both sides, but for one of a HandleOpen protocol, whose PeerNode may be "";
-// at most Config.MaxHandshakes inbound handshakes are under way,
-// each for at most Config.HandshakeTimeout, further connections wait in the
+// at most Config.MaxHandshakes inbound handshakes are under way, half of
+// them of one address, each for at most Config.HandshakeTimeout, further connections wait in the
 // kernel's queue; certificates are loaded again for each handshake.
 //
 // Failure modes: a certificate that does not load fails that handshake, not
@@ -84,6 +84,7 @@ type Mesh struct {
 	mu        sync.Mutex // nothing is called with it held
 	protocols map[string]*listener
 	conns     map[*tracked]struct{}
+	shaking   map[netip.Addr]int // inbound handshakes under way, by source
 	closed    bool
 }
 
@@ -120,7 +121,7 @@ func Dialer(cfg Config) (*Mesh, error) {
 	}
 	m := &Mesh{
 		cfg: cfg, log: cfg.Log, slots: make(chan struct{}, cfg.MaxHandshakes),
-		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}),
+		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}), shaking: make(map[netip.Addr]int),
 		dialer: net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: sourceAddr(cfg.Addr)},
 	}
 	if err := m.checkOwn(); err != nil {
@@ -283,10 +284,16 @@ func (m *Mesh) accept() {
 			}
 			continue
 		}
+		source := sourceOf(raw.RemoteAddr())
+		if !m.enter(source) {
+			_ = raw.Close()
+			<-m.slots
+			continue
+		}
 		m.wg.Add(1)
 		go func() {
 			defer m.wg.Done()
-			defer func() { <-m.slots }()
+			defer func() { m.leave(source); <-m.slots }()
 			m.serve(raw)
 		}()
 	}

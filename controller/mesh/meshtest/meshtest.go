@@ -101,3 +101,6 @@ func (ca *CA) Listen(t testing.TB, node, addr string) *mesh.Mesh {
 	t.Cleanup(func() { _ = m.Close() })
 	return m
 }
+
+// DER is the CA's certificate.
+func (ca *CA) DER() []byte { return ca.cert.Raw }
