@@ -108,7 +108,8 @@ func (a *app) subscriberList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the subscribers", Args: exactly(),
 		Long: "List the subscribers, with the digest algorithms for which a secret is stored, and whether they have a\n" +
-			"USIM. No secret is shown. With --json it is one array; bellwether subscriber export --json prints one object a line, as a stream.",
+			"USIM. No secret is shown. With --json it is one array; bellwether subscriber export --json prints one\n" +
+			"object a line, as a stream.",
 		RunE: list(a, func(ctx context.Context, c *api.Client, after string) ([]api.Subscriber, string, error) {
 			page, err := c.Subscribers(ctx, after, api.MaxPage)
 			return page.Subscribers, page.Next, err
