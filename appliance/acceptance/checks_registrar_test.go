@@ -129,7 +129,6 @@ func TestCheck45Intervals(t *testing.T) {
 		{"more than can be written", "-Expires", contact + ";expires=99999999999999999999", 7200},
 		{"the minimum", "Expires: 60", contact, 60},
 	} {
-		t.Log(c.name)
 		if got, want := bound(t, p.enrols(200, c.expires, c.contact)), []string{fmt.Sprintf("%s %d", uri, c.want)}; !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", c.name, got, want)
 		}

@@ -105,7 +105,7 @@ func pairOf(t testing.TB, c *localcluster.Cluster, prefix, transport string) (ca
 	host := freshNet()
 	users := subscribe(t, c, prefix, 2)
 	return partyOf(t, openWire(t, transport, host(1), c.Nodes[0].P()), users[0]),
-		partyOf(t, newWire(t, host(2), c.Nodes[1].P()), users[1])
+		partyOf(t, openWire(t, transport, host(2), c.Nodes[1].P()), users[1])
 }
 
 // twoPhones are a caller and two phones of one user, at two nodes, with q values.
@@ -116,7 +116,7 @@ func twoPhones(t testing.TB, c *localcluster.Cluster, prefix, transport string, 
 	caller = partyOf(t, openWire(t, transport, host(1), c.Nodes[0].P()), users[0])
 	var phones []*party
 	for i := range 2 {
-		w := newWire(t, host(2+i), c.Nodes[i].P())
+		w := openWire(t, transport, host(2+i), c.Nodes[i].P())
 		contact := "Contact: <" + w.contact(users[1]) + ">"
 		if len(q) > i {
 			contact += ";q=" + q[i]
