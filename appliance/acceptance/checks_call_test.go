@@ -170,8 +170,12 @@ func TestCheck32AfterSuccess(t *testing.T) {
 			called.answer(got, 200)
 			caller.expect(invite, 200)
 		}
-		caller.post(invite)
+		before := called.repeats(got)
+		caller.send(t, string(invite.Append(nil)))
 		called.none(time.Second, is(0, "INVITE"))
+		if n := called.repeats(got); n != before {
+			t.Errorf("a repeat of the INVITE went on")
+		}
 		called.answer(got, 486)
 		caller.none(time.Second, func(m *sipmsg.Message) bool { return m.Status() >= 300 })
 		caller.ack(invite, ok)
@@ -442,9 +446,11 @@ func TestCheck42OwnRoutes(t *testing.T) {
 		}
 		invite, ok, _ := talkBetween(caller, called)
 		for name, write := range map[string]func(route string) string{
-			"as given":                       func(r string) string { return r },
-			"with the address of another":    func(r string) string { return strings.Replace(r, "@"+one, "@"+other+":5060", 1) },
-			"over another transport":         func(r string) string { return strings.Replace(strings.Replace(r, ";transport=tcp", "", 1), ";lr", map[string]string{"TCP": ";lr", "UDP": ";lr;transport=tcp"}[transport], 1) },
+			"as given":                    func(r string) string { return r },
+			"with the address of another": func(r string) string { return strings.Replace(r, "@"+one, "@"+other+":5060", 1) },
+			"over another transport": func(r string) string {
+				return strings.Replace(strings.Replace(r, ";transport=tcp", "", 1), ";lr", map[string]string{"TCP": ";lr", "UDP": ";lr;transport=tcp"}[transport], 1)
+			},
 			"by a name":                      func(r string) string { return strings.Replace(r, "@"+one, "@"+domain, 1) },
 			"behind that of the outer proxy": func(r string) string { return "<sip:" + one + ";lr>, " + r },
 		} {

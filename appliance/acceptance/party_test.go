@@ -14,14 +14,71 @@ import (
 )
 
 // party is a registered phone that a test plays message by message. It keeps
-// what it receives until the test asks for it.
+// what it receives until the test asks for it. What may get lost over UDP it
+// does by itself: it repeats its requests until they are answered, and its
+// answers to requests that are repeated, which it counts and does not show.
 type party struct {
 	*wire
 	t testing.TB
 
-	mu    sync.Mutex
-	inbox []arrived
-	news  chan struct{} // closed and replaced as something arrives
+	mu      sync.Mutex
+	inbox   []arrived
+	news    chan struct{}        // closed and replaced as something arrives
+	asking  map[string]*question // requests without any response
+	answers map[string]string    // the last ones
+	seen    map[string]int       // requests that came
+}
+
+// question is a request that is repeated over UDP.
+type question struct {
+	raw   string
+	pause time.Duration
+	next  time.Time
+}
+
+// txOf names the transaction of a message.
+func txOf(m *sipmsg.Message) string {
+	via, _ := m.TopVia()
+	_, method := m.CSeq()
+	return via.Branch() + " " + method
+}
+
+// hear keeps a message that came, unless it is a repeat.
+func (p *party) hear(m *sipmsg.Message) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := txOf(m)
+	if !m.IsRequest() {
+		delete(p.asking, key)
+	} else if p.seen[key]++; p.seen[key] > 1 && m.Method() != "ACK" {
+		if again := p.answers[key]; again != "" {
+			p.wire.send(p.t, again)
+		}
+		return
+	}
+	p.inbox = append(p.inbox, arrived{m, time.Now()})
+	close(p.news)
+	p.news = make(chan struct{})
+}
+
+// repeat sends what is due again.
+func (p *party) repeat() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.asking {
+		if time.Now().After(q.next) {
+			p.wire.send(p.t, q.raw)
+			q.pause = min(2*q.pause, 4*time.Second)
+			q.next = time.Now().Add(q.pause)
+		}
+	}
+}
+
+// repeats is how often a request came again.
+func (p *party) repeats(req *sipmsg.Message) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen[txOf(req)] - 1
 }
 
 // arrived is a message as it came.
@@ -33,7 +90,10 @@ type arrived struct {
 // listen makes a party of a wire. Nothing else may read the wire from then on.
 func (w *wire) listen(t testing.TB) *party {
 	t.Helper()
-	p := &party{wire: w, t: t, news: make(chan struct{})}
+	p := &party{
+		wire: w, t: t, news: make(chan struct{}), asking: make(map[string]*question),
+		answers: make(map[string]string), seen: make(map[string]int),
+	}
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -43,12 +103,9 @@ func (w *wire) listen(t testing.TB) *party {
 				return
 			}
 			if m, bad := sipmsg.Parse([]byte(got)); bad == nil {
-				p.mu.Lock()
-				p.inbox = append(p.inbox, arrived{m, time.Now()})
-				close(p.news)
-				p.news = make(chan struct{})
-				p.mu.Unlock()
+				p.hear(m)
 			}
+			p.repeat()
 			select {
 			case <-stop:
 				return
@@ -234,7 +291,18 @@ func (p *party) received() string {
 }
 
 // post sends a message.
-func (p *party) post(m *sipmsg.Message) { p.send(p.t, string(m.Append(nil))) }
+func (p *party) post(m *sipmsg.Message) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	raw := string(m.Append(nil))
+	switch {
+	case !m.IsRequest():
+		p.answers[txOf(m)] = raw
+	case p.transport == "UDP" && m.Method() != "ACK":
+		p.asking[txOf(m)] = &question{raw, 500 * time.Millisecond, time.Now().Add(500 * time.Millisecond)}
+	}
+	p.send(p.t, raw)
+}
 
 // make makes a request outside of a dialog, by the Service-Route, with further
 // lines. A line of a header that is there replaces it.
@@ -391,6 +459,8 @@ func elements(m *sipmsg.Message, h sipmsg.Header) []string { return slices.Colle
 
 // at moves a party's UDP socket towards another node.
 func (p *party) at(n netip.AddrPort) *party {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.to = n
 	return p
 }
