@@ -113,16 +113,16 @@ func (v *shardEnv) Send(to transaction.Peer, raw []byte) {
 }
 
 func (v *shardEnv) After(d time.Duration, fn func()) (stop func()) {
-	// A timer may have posted its event when it is stopped; off is read and
-	// written in the shard only, so a stopped timer never runs.
-	off := false
+	// A timer may have posted its event when it is stopped; fn is read and
+	// written in the shard only, so a stopped timer never runs. The runtime may
+	// keep a stopped timer for long: it shall not keep the transaction.
 	run := func() {
-		if !off {
+		if fn != nil {
 			fn()
 		}
 	}
 	t := time.AfterFunc(d, func() { v.Post(run) })
-	return func() { off = true; t.Stop() }
+	return func() { fn = nil; t.Stop() }
 }
 
 func (v *shardEnv) Post(fn func()) { v.e.p.router.Post(v.shard, event{eng: v.e, fn: fn}) }
