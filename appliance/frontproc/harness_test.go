@@ -26,6 +26,7 @@ import (
 	"bellwether/controller/link"
 	"bellwether/controller/mesh"
 	"bellwether/controller/state"
+	"bellwether/cscf/sipmsg"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -215,11 +216,12 @@ type worker struct {
 	broken  error  // what an update could not be applied for
 	loads   []workerlink.LoadsMsg
 	sip     func(*link.SIP)
+	gone    chan sipmsg.Flow                                                         // capacity 16
 	answer  func(ctx context.Context, method string, payload []byte) ([]byte, error) // nil: nothing is known
 }
 
 func newWorker(t *testing.T, nc net.Conn) *worker {
-	w := &worker{t: t}
+	w := &worker{t: t, gone: make(chan sipmsg.Flow, 16)}
 	w.c = link.New(nc, w, link.Options{})
 	done := make(chan struct{})
 	go func() { defer close(done); w.c.Run() }()
@@ -326,6 +328,12 @@ func (w *worker) Notify(_ *link.Conn, method string, payload []byte) {
 			w.t.Error(err)
 		}
 		w.loads = append(w.loads, m)
+	case workerlink.FlowGone:
+		var m workerlink.FlowGoneMsg
+		if err := workerlink.Decode(payload, &m); err != nil {
+			w.t.Error(err)
+		}
+		w.gone <- m.Flow
 	}
 }
 

@@ -45,6 +45,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	}{
 		{"the cluster port is taken", listen("tcp", n.cfg.Cluster.Address.String()), "cluster port"},
 		{"a SIP port is taken", udp(n.cfg.SIP.SCSCF), "SIP ports"},
+		{"a SIP port is taken over TCP", listen("tcp", netip.AddrPortFrom(n.cfg.SIP.Address, n.cfg.SIP.ICSCF).String()), "SIP ports"},
 		{"the metrics port is taken", listen("tcp", n.cfg.Metrics.Listen.String()), "metrics"},
 		{"another node has the admin socket", listen("unix", n.cfg.AdminSocket()), "another node answers"},
 		{"another node has the link socket", listen("unix", n.cfg.Node.RunDir+"/link.sock"), "another node answers"},
