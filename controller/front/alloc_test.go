@@ -39,7 +39,10 @@ func TestPassingADatagramOnAllocatesNothing(t *testing.T) {
 		raw := []byte(msg)
 		before := f.Stats().Delivered
 		// Less than one on average: the link's buffers still grow.
-		if n := testing.AllocsPerRun(2000, func() { r.datagram(raw, remote) }); n >= 1 {
+		if n := testing.AllocsPerRun(2000, func() {
+			r.now = r.now.Add(100 * time.Millisecond) // this is no flood
+			r.datagram(raw, remote)
+		}); n >= 1 {
 			t.Errorf("a datagram %s: %v allocations", name, n)
 		}
 		if f.Stats().Delivered == before {
