@@ -95,6 +95,9 @@ type SIP struct {
 	MinExpires     time.Duration
 	MaxExpires     time.Duration
 	DefaultExpires time.Duration
+	// Whether digest credentials without qop are taken, each challenge for one
+	// REGISTER (RFC 2069 phones).
+	DigestWithoutQOP bool
 }
 
 // Worker is one serving role of this node.

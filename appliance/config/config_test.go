@@ -33,6 +33,7 @@ sip:
   min_expires: 30
   max_expires: 7200
   default_expires: 1800
+  digest_without_qop: true
 workers:
   - {id: p1, kind: p-cscf}
   - {id: s1, kind: s-cscf}
@@ -67,7 +68,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		SIP: SIP{
 			Domain: "ims.example.test", Address: netip.MustParseAddr("10.0.0.2"),
 			PCSCF: 5070, ICSCF: 4070, SCSCF: 6070,
-			T1: 2 * time.Second, MinExpires: 30 * time.Second, MaxExpires: 2 * time.Hour, DefaultExpires: 30 * time.Minute,
+			T1: 2 * time.Second, MinExpires: 30 * time.Second, MaxExpires: 2 * time.Hour, DefaultExpires: 30 * time.Minute, DigestWithoutQOP: true,
 		},
 		Workers: []Worker{{"p1", PCSCF}, {"s1", SCSCF}},
 		Metrics: Metrics{Listen: netip.MustParseAddrPort("127.0.0.2:9100")},
@@ -115,21 +116,21 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 		{"not YAML", edit("p_cscf: 5070", "p_cscf: [5070"), "f:12: this is not YAML: did not find expected ',' or ']'; check the indentation and the colons around this line"},
 		{"a key that is indented too little", edit("  p_cscf: 5070", " p_cscf: 5070"), "f:12: this is not YAML: did not find expected key; check the indentation and the colons around this line"},
 		{"a tab as indentation", "node:\n\tname: n1\n", "f:2: this is not YAML: found character that cannot start any token; check the indentation and the colons around this line"},
-		{"a second document", full + "---\nnode: {}\n", "f:25: a second document begins here; write one document, without ---"},
+		{"a second document", full + "---\nnode: {}\n", "f:26: a second document begins here; write one document, without ---"},
 		{"a list at the top", "- a\n", "f:1: the file is a list; write keys with values, such as name: n1"},
-		{"a misspelt section", edit("metrics:", "metric:"), `f:22: unknown key "metric"; write metrics`},
+		{"a misspelt section", edit("metrics:", "metric:"), `f:23: unknown key "metric"; write metrics`},
 		{"a misspelt key", edit("p_cscf:", "p_cscff:"), `f:12: unknown key "sip.p_cscff"; write p_cscf`},
-		{"a key of another kind", edit("p_cscf: 5070", "colour: red"), `f:12: unknown key "sip.colour"; remove it, or write one of address, address6, default_expires, domain, i_cscf, max_expires, min_expires, p_cscf, s_cscf, t1_ms`},
-		{"a mapping as key", edit("p_cscf: 5070", "{a: b}: 5070"), `f:12: unknown key (a mapping); remove it, or write one of address, address6, default_expires, domain, i_cscf, max_expires, min_expires, p_cscf, s_cscf, t1_ms`},
+		{"a key of another kind", edit("p_cscf: 5070", "colour: red"), `f:12: unknown key "sip.colour"; remove it, or write one of address, address6, default_expires, digest_without_qop, domain, i_cscf, max_expires, min_expires, p_cscf, s_cscf, t1_ms`},
+		{"a mapping as key", edit("p_cscf: 5070", "{a: b}: 5070"), `f:12: unknown key (a mapping); remove it, or write one of address, address6, default_expires, digest_without_qop, domain, i_cscf, max_expires, min_expires, p_cscf, s_cscf, t1_ms`},
 		{"a key written twice", edit("p_cscf: 5070", "domain: other.test"), "f:12: sip.domain is written twice, first on line 10; write it once"},
 		{"an anchor", edit("IMS.Example.test", "&d IMS.Example.test"), "f:10: sip.domain uses a YAML anchor or alias; write the value itself"},
-		{"an alias", edit("node: {name: n2,", "node: {name: &n n2,") + "x: *n\n", "f:1: node.name uses a YAML anchor or alias; write the value itself\nf:25: unknown key \"x\"; remove it, or write one of cluster, flood, log, metrics, node, sip, workers"},
+		{"an alias", edit("node: {name: n2,", "node: {name: &n n2,") + "x: *n\n", "f:1: node.name uses a YAML anchor or alias; write the value itself\nf:26: unknown key \"x\"; remove it, or write one of cluster, flood, log, metrics, node, sip, workers"},
 		{"a list for a scalar", edit("p_cscf: 5070", "p_cscf: [5070]"), "f:12: sip.p_cscf is a list; write one value"},
-		{"a scalar for a list", edit("metrics:", "log: {}\nmetrics:"), "f:24: log is written twice, first on line 22; write it once"},
-		{"a scalar for a mapping", edit("{listen: 127.0.0.2:9100}", "here"), `f:22: metrics is the value "here"; write metrics: {listen: 127.0.0.1:9090}`},
-		{"an empty section", edit("{listen: 127.0.0.2:9100}", ""), `f:22: metrics is empty; write metrics: {listen: 127.0.0.1:9090}`},
-		{"a level for the log section", edit("log: {level: debug, format: json}", "log: debug"), `f:23: log is the value "debug"; write log: {level: debug}`},
-		{"a mapping for the workers", edit("workers:\n  - {id: p1, kind: p-cscf}\n  - {id: s1, kind: s-cscf}\n", "workers: {id: p1}\n"), "f:19: workers is a mapping; write workers: [{id: p1, kind: p-cscf}]"},
+		{"a scalar for a list", edit("metrics:", "log: {}\nmetrics:"), "f:25: log is written twice, first on line 23; write it once"},
+		{"a scalar for a mapping", edit("{listen: 127.0.0.2:9100}", "here"), `f:23: metrics is the value "here"; write metrics: {listen: 127.0.0.1:9090}`},
+		{"an empty section", edit("{listen: 127.0.0.2:9100}", ""), `f:23: metrics is empty; write metrics: {listen: 127.0.0.1:9090}`},
+		{"a level for the log section", edit("log: {level: debug, format: json}", "log: debug"), `f:24: log is the value "debug"; write log: {level: debug}`},
+		{"a mapping for the workers", edit("workers:\n  - {id: p1, kind: p-cscf}\n  - {id: s1, kind: s-cscf}\n", "workers: {id: p1}\n"), "f:20: workers is a mapping; write workers: [{id: p1, kind: p-cscf}]"},
 		{"an empty value", edit("IMS.Example.test", ""), "f:10: sip.domain is empty; write the home domain, such as ims.example.org"},
 		{"a name in capitals", edit("name: n2,", "name: N2,"), `f:1: node.name "N2" is not a name; write 1 to 32 lower-case letters, digits and hyphens, such as n1`},
 		{"a relative directory", edit("/srv/bw", "srv/bw"), `f:1: node.data_dir "srv/bw" is not an absolute path; write a path such as /var/lib/bellwether`},
@@ -163,12 +164,12 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 		{"intervals out of order", edit("min_expires: 30", "min_expires: 3600"), "f:10: registration intervals are out of order: min_expires 3600, default_expires 1800, max_expires 7200; write min_expires <= default_expires <= max_expires"},
 		{"two entries on one port", edit("i_cscf: 4070", "i_cscf: 5070"), "f:13: sip.p_cscf and sip.i_cscf both want 10.0.0.2:5070; write a different port for one of them"},
 		{"an entry on the cluster's port", edit("s_cscf: 6070", "s_cscf: 7400"), "f:14: cluster.address and sip.s_cscf both want 10.0.0.2:7400; write a different port for one of them"},
-		{"a worker kind that does not exist", edit("kind: s-cscf", "kind: x-cscf"), `f:21: workers[1].kind "x-cscf" does not exist; write p-cscf, i-cscf or s-cscf`},
-		{"a worker id used twice", edit("id: s1", "id: p1"), "f:21: worker id p1 is used twice, first on line 20; give each worker an id of its own, unique in the cluster"},
-		{"a worker without kind", edit("{id: p1, kind: p-cscf}", "{id: p1}"), "f:20: workers[0] needs an id and a kind; write {id: p1, kind: p-cscf}"},
-		{"metrics for everyone", edit("127.0.0.2:9100", "10.0.0.2:9100"), `f:22: metrics.listen "10.0.0.2:9100" is not a loopback address, and metrics are for this machine only; write a loopback address and port, such as 127.0.0.1:9090`},
-		{"a log level that does not exist", edit("level: debug", "level: loud"), `f:23: log.level "loud" does not exist; write debug, info, warn or error`},
-		{"a log format that does not exist", edit("format: json", "format: xml"), `f:23: log.format "xml" does not exist; write text or json`},
+		{"a worker kind that does not exist", edit("kind: s-cscf", "kind: x-cscf"), `f:22: workers[1].kind "x-cscf" does not exist; write p-cscf, i-cscf or s-cscf`},
+		{"a worker id used twice", edit("id: s1", "id: p1"), "f:22: worker id p1 is used twice, first on line 21; give each worker an id of its own, unique in the cluster"},
+		{"a worker without kind", edit("{id: p1, kind: p-cscf}", "{id: p1}"), "f:21: workers[0] needs an id and a kind; write {id: p1, kind: p-cscf}"},
+		{"metrics for everyone", edit("127.0.0.2:9100", "10.0.0.2:9100"), `f:23: metrics.listen "10.0.0.2:9100" is not a loopback address, and metrics are for this machine only; write a loopback address and port, such as 127.0.0.1:9090`},
+		{"a log level that does not exist", edit("level: debug", "level: loud"), `f:24: log.level "loud" does not exist; write debug, info, warn or error`},
+		{"a log format that does not exist", edit("format: json", "format: xml"), `f:24: log.format "xml" does not exist; write text or json`},
 		{"sections that are missing", "log: {}\n", "f:1: node is missing; write node: {name: n1}\n" +
 			"f:1: cluster is missing; write cluster: {address: 10.0.0.1:7400, controllers: [{name: n1, address: 10.0.0.1:7400}]}\n" +
 			"f:1: sip is missing; write sip: {domain: ims.example.org, address: 10.0.0.1}"},
@@ -177,12 +178,12 @@ func TestProblemsNameLineFaultAndRemedy(t *testing.T) {
 			"f:2: cluster.controllers is missing; write a list of 1, 3 or 5, such as [{name: n1, address: 10.0.0.1:7400}]\n" +
 			"f:3: sip.domain is missing; write the home domain, such as ims.example.org\n" +
 			"f:3: sip.address is missing; write this node's own IP address, such as 10.0.0.1"},
-		{"a limit that is none", edit("per_source: 1", "per_source: -1"), `f:24: flood.per_source "-1" is not between 0 and 1000000; write how many a second, or 0 for no limit`},
-		{"a ban for a week", edit("ban: 6", "ban: 604800"), `f:24: flood.ban "604800" is not between 0 and 86400; write a whole number from 0 to 86400`},
-		{"a limit for the flood section", edit("flood: {per_source: 1, per_phone: 2, failures: 3, connections: 4, strangers: 5, ban: 6}", "flood: 5"), `f:24: flood is the value "5"; write flood: {per_source: 2000}`},
+		{"a limit that is none", edit("per_source: 1", "per_source: -1"), `f:25: flood.per_source "-1" is not between 0 and 1000000; write how many a second, or 0 for no limit`},
+		{"a ban for a week", edit("ban: 6", "ban: 604800"), `f:25: flood.ban "604800" is not between 0 and 86400; write a whole number from 0 to 86400`},
+		{"a limit for the flood section", edit("flood: {per_source: 1, per_phone: 2, failures: 3, connections: 4, strangers: 5, ban: 6}", "flood: 5"), `f:25: flood is the value "5"; write flood: {per_source: 2000}`},
 		{"several at once", strings.NewReplacer("p_cscf: 5070", "p_cscf: x", "level: debug", "level: loud").Replace(full),
 			"f:12: sip.p_cscf \"x\" is not a whole number; write a port from 1 to 65535\n" +
-				`f:23: log.level "loud" does not exist; write debug, info, warn or error`},
+				`f:24: log.level "loud" does not exist; write debug, info, warn or error`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

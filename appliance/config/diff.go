@@ -68,6 +68,7 @@ func values(c *Config) []value {
 		live("sip.min_expires", int64(c.SIP.MinExpires.Seconds())),
 		live("sip.max_expires", int64(c.SIP.MaxExpires.Seconds())),
 		live("sip.default_expires", int64(c.SIP.DefaultExpires.Seconds())),
+		fixed("sip.digest_without_qop", c.SIP.DigestWithoutQOP),
 		fixed("workers", strings.Join(workers, " ")),
 		fixed("flood.per_source", c.Flood.PerSource),
 		fixed("flood.per_phone", c.Flood.PerPhone),

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -163,16 +164,17 @@ func (r *reader) sip(n *yaml.Node, c *Config) {
 		})
 	}
 	seen := r.mapping(n, "sip", fields{
-		"domain":          parsed(r, "sip.domain", &s.Domain, "write the home domain, such as ims.example.org", domain),
-		"address":         parsed(r, "sip.address", &s.Address, "write this node's own IP address, such as 10.0.0.1", serviceAddress),
-		"address6":        parsed(r, "sip.address6", &s.Address6, "write this node's own IPv6 address, such as 2001:db8::1, or leave it out", serviceAddress),
-		"p_cscf":          entry("sip.p_cscf", &s.PCSCF),
-		"i_cscf":          entry("sip.i_cscf", &s.ICSCF),
-		"s_cscf":          entry("sip.s_cscf", &s.SCSCF),
-		"t1_ms":           r.span("sip.t1_ms", &s.T1, time.Millisecond, 50, 4000),
-		"min_expires":     r.span("sip.min_expires", &s.MinExpires, time.Second, 1, maxExpires),
-		"max_expires":     r.span("sip.max_expires", &s.MaxExpires, time.Second, 1, maxExpires),
-		"default_expires": r.span("sip.default_expires", &s.DefaultExpires, time.Second, 1, maxExpires),
+		"domain":             parsed(r, "sip.domain", &s.Domain, "write the home domain, such as ims.example.org", domain),
+		"address":            parsed(r, "sip.address", &s.Address, "write this node's own IP address, such as 10.0.0.1", serviceAddress),
+		"address6":           parsed(r, "sip.address6", &s.Address6, "write this node's own IPv6 address, such as 2001:db8::1, or leave it out", serviceAddress),
+		"p_cscf":             entry("sip.p_cscf", &s.PCSCF),
+		"i_cscf":             entry("sip.i_cscf", &s.ICSCF),
+		"s_cscf":             entry("sip.s_cscf", &s.SCSCF),
+		"t1_ms":              r.span("sip.t1_ms", &s.T1, time.Millisecond, 50, 4000),
+		"min_expires":        r.span("sip.min_expires", &s.MinExpires, time.Second, 1, maxExpires),
+		"max_expires":        r.span("sip.max_expires", &s.MaxExpires, time.Second, 1, maxExpires),
+		"default_expires":    r.span("sip.default_expires", &s.DefaultExpires, time.Second, 1, maxExpires),
+		"digest_without_qop": parsed(r, "sip.digest_without_qop", &s.DigestWithoutQOP, "write true or false", strconv.ParseBool),
 	})
 	if n.Kind != yaml.MappingNode {
 		return

@@ -10,6 +10,7 @@ import (
 
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/state"
+	"bellwether/cscf/digest"
 	"bellwether/cscf/eventrouter"
 	"bellwether/cscf/hss"
 	"bellwether/cscf/icscf"
@@ -99,6 +100,9 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 	case state.SCSCF:
 		r := scscf.New(scscf.Config{
 			Group: g.ID, Sealer: sealer, ServiceAddr: addr, Domain: p.cfg.SIP.Domain, HSS: home, Log: p.log,
+			Digest: digest.NewServer(digest.Config{
+				Secret: p.State().Secret(), Server: g.ID, WithoutQOP: p.cfg.SIP.DigestWithoutQOP,
+			}),
 			Intervals: func() scscf.Intervals {
 				sip := p.now().SIP
 				return scscf.Intervals{Default: sip.DefaultExpires, Min: sip.MinExpires, Max: sip.MaxExpires}

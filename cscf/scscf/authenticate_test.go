@@ -280,6 +280,23 @@ func TestCredentialsThatAreNotAsOffered(t *testing.T) {
 	}
 }
 
+func TestCredentialsWithoutQOPAreTakenByPolicyOnly(t *testing.T) {
+	run(t, "each challenge once", func(t *testing.T, b *bench) {
+		b.cfg.Digest = digest.NewServer(digest.Config{Secret: Secret, WithoutQOP: true})
+		b.start()
+		b.challenged(b.ask(b.i, b.registerRequest("alice", alice)))
+		c := digest.Credentials{Username: "alice", Realm: Domain, Nonce: b.nonce, URI: "sip:" + Domain, Algorithm: digest.MD5}
+		response := c.Expected("REGISTER", digest.HA1(digest.MD5, "alice", Domain, "alice"))
+		for _, want := range []int{200, 401} {
+			m := b.registerRequest("alice", alice, "Contact: <sip:a@192.0.2.1>")
+			m.Set(sipmsg.Authorization, fmt.Sprintf(`Digest username="alice", realm="%s", nonce="%s", uri="%s", response="%s"`, Domain, b.nonce, c.URI, response))
+			if resp := b.ask(b.i, m); resp.Status() != want {
+				t.Errorf("answered, want %d:\n%s", want, resp.Bytes())
+			}
+		}
+	})
+}
+
 func TestTheDigestURIMayNameAnAddressOfTheCluster(t *testing.T) {
 	run(t, "as phones write it", func(t *testing.T, b *bench) {
 		b.challenged(b.ask(b.i, b.registerRequest("alice", alice)))
