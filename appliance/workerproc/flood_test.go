@@ -38,7 +38,9 @@ func TestFloodOfStrangersIsForgotten(t *testing.T) {
 		for _, method := range []string{"INVITE", "MESSAGE", "SUBSCRIBE", "OPTIONS", "BYE", "CANCEL", "ACK", "FOO"} {
 			for i := range n / 4 {
 				flow := flowAt("n1", uint16(1+i))
-				p.deliver(e, request(flow, method, method+strconv.Itoa(i)), transaction.Peer{Flow: flow}, false)
+				for _, at := range *p.engines.Load() {
+					p.deliver(at, request(flow, method, method+strconv.Itoa(i)), transaction.Peer{Flow: flow}, false)
+				}
 			}
 			sleep(time.Second)
 			if s, c := p.kept(); s+c != 0 {

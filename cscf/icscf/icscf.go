@@ -86,9 +86,9 @@ func (c *CSCF) Request(r *transaction.Request) {
 	m := r.Message
 	if r.From.Group == 0 {
 		if u, err := sipmsg.ParseURI(m.RequestURI()); err == nil && m.Method() == "OPTIONS" && u.User == "" && c.myself(u) {
-			r.Reply(200, "", nil)
+			r.ReplyStateless(200, "", nil)
 		} else {
-			r.Reply(403, "", nil)
+			r.ReplyStateless(403, "", nil)
 		}
 		return
 	}
@@ -146,7 +146,11 @@ func (c *CSCF) myself(u sipmsg.URI) bool {
 		return true
 	}
 	addr, ok := u.HostPort()
-	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr()
+	if !ok {
+		return false
+	}
+	own, ok := c.core.State().ServiceAddrFor(c.cfg.Group, addr.Addr())
+	return ok && own.Addr() == addr.Addr().Unmap()
 }
 
 // home reports whether a REGISTER's Request-URI names the home network: by its

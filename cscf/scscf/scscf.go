@@ -201,9 +201,9 @@ func (c *CSCF) Request(r *transaction.Request) {
 	m := r.Message
 	if r.From.Group == 0 {
 		if m.Method() == "OPTIONS" && c.myself(m.RequestURI()) {
-			r.Reply(200, "", nil)
+			r.ReplyStateless(200, "", nil)
 		} else {
-			r.Reply(403, "", nil)
+			r.ReplyStateless(403, "", nil)
 		}
 		return
 	}
@@ -297,5 +297,6 @@ func (c *CSCF) myself(uri string) bool {
 		return false
 	}
 	addr, ok := u.HostPort()
-	return ok && addr.Addr() == c.cfg.ServiceAddr.Addr() || strings.EqualFold(u.Host, c.cfg.Domain)
+	own, known := c.core.State().ServiceAddrFor(c.cfg.Group, addr.Addr())
+	return ok && known && own.Addr() == addr.Addr().Unmap() || strings.EqualFold(u.Host, c.cfg.Domain)
 }
