@@ -17,7 +17,7 @@ import (
 func (p *parties) survived(t *testing.T) {
 	t.Helper()
 	w := newWire(t, p.addr(250), p.n.P())
-	user := subscribe(t, sharedCluster(t), "probe"+strings.NewReplacer(".", "").Replace(p.addr(0).String()), 1)[0]
+	user := subscribe(t, p.c, "probe"+strings.NewReplacer(".", "").Replace(p.addr(0).String()), 1)[0]
 	w.register(t, user)
 	for {
 		select {

@@ -63,7 +63,7 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	code = m.Run()
-	for _, c := range []*localcluster.Cluster{shared.c, quick.c} {
+	for _, c := range []*localcluster.Cluster{shared.c, quick.c, besieged.c} {
 		if c == nil {
 			continue
 		}
@@ -202,7 +202,7 @@ func launch(dir string, w workersOf, change func(*localcluster.Spec)) (*localclu
 	return c, c.WaitReady(ctx)
 }
 
-var shared, quick struct {
+var shared, quick, besieged struct {
 	once sync.Once
 	c    *localcluster.Cluster
 	err  error

@@ -14,6 +14,7 @@ import (
 // shared cluster. Between them are five hops: P-CSCF, S-CSCF, I-CSCF, S-CSCF,
 // P-CSCF.
 type parties struct {
+	c      *localcluster.Cluster
 	n      *localcluster.Node // of the caller
 	addr   func(host int) netip.Addr
 	caller *wire
@@ -29,12 +30,18 @@ const hops = 5
 func newParties(t testing.TB, prefix, callerBy, calleeBy string, answers script) *parties {
 	t.Helper()
 	c := sharedCluster(t)
+	return partiesAt(t, c, c.Node("n1"), c.Node("n2"), prefix, callerBy, calleeBy, answers)
+}
+
+// partiesAt is newParties for any cluster.
+func partiesAt(t testing.TB, c *localcluster.Cluster, near, far *localcluster.Node, prefix, callerBy, calleeBy string, answers script) *parties {
+	t.Helper()
 	users := subscribe(t, c, prefix, 2)
-	p := &parties{n: c.Node("n1"), addr: freshNet(), peer: "sip:" + users[1] + "@" + domain}
+	p := &parties{c: c, n: near, addr: freshNet(), peer: "sip:" + users[1] + "@" + domain}
 	p.entry = "sip:" + p.n.P().String()
 	p.caller = openWire(t, callerBy, p.addr(1), p.n.P())
 	p.caller.register(t, users[0])
-	w := openWire(t, calleeBy, p.addr(2), c.Node("n2").P())
+	w := openWire(t, calleeBy, p.addr(2), far.P())
 	w.register(t, users[1])
 	p.callee = w.serve(t, answers)
 	return p
