@@ -363,3 +363,50 @@ func TestBugClass17ManyAcceptHeaders(t *testing.T) {
 	refused(t, p.caller, text(p.caller.initial("SUBSCRIBE", p.peer, slices.Repeat(lines, 2)...), ""), 400)
 	p.survived(t)
 }
+
+// Bug class 20 (Asterisk CVE-2018-12227): what a stranger is answered about a
+// user who exists and one who does not differs in nothing but values that
+// differ each time.
+func TestBugClass20EnumerationOfUsers(t *testing.T) {
+	t.Parallel()
+	p := newParties(t, "bug20", "UDP", "UDP", always(200))
+	exists := subscribe(t, sharedCluster(t), "bug20x", 1)[0]
+	s := p.stranger(t, 3)
+	shape := func(a *answer) string {
+		out := fmt.Sprint(a.status, a.Reason())
+		for name, v := range a.Headers() {
+			switch name {
+			case "WWW-Authenticate", "Proxy-Authenticate":
+				for part := range strings.SplitSeq(v, ",") {
+					k, v, _ := strings.Cut(part, "=")
+					if strings.TrimSpace(k) == "nonce" {
+						v = fmt.Sprint(len(v))
+					}
+					out += " " + k + "=" + v
+				}
+			default:
+				out += " " + name
+			}
+		}
+		return out
+	}
+	for _, method := range []string{"REGISTER", "INVITE", "MESSAGE", "OPTIONS", "SUBSCRIBE", "BYE", "CANCEL", "FROBNICATE"} {
+		for _, about := range []string{"caller", "callee"} {
+			var shapes []string
+			for _, user := range []string{exists, "bug20nobody"} {
+				uri, from := "sip:"+user+"@"+domain, "somebody"
+				if about == "caller" {
+					uri, from = p.peer, user
+				}
+				if method == "REGISTER" {
+					uri, from = "sip:"+domain, user
+				}
+				shapes = append(shapes, shape(s.final(t, text(s.request(method, uri, from), ""))))
+			}
+			if shapes[0] != shapes[1] {
+				t.Errorf("%s, the %s exists or not:\n%s\n%s", method, about, shapes[0], shapes[1])
+			}
+		}
+	}
+	p.survived(t)
+}

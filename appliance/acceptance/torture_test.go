@@ -110,6 +110,46 @@ func TestTortureFromAStranger(t *testing.T) {
 	alive(t, w)
 }
 
+// RFC 4475: each of the 49 messages, as it is, over a TCP connection of its
+// own: an answer comes on the connection, and where nobody can know where the
+// next message begins the connection ends.
+func TestTortureOverTCP(t *testing.T) {
+	t.Parallel()
+	n, addr := sharedCluster(t).Node("n1"), freshNet()
+	for _, m := range torments(t) {
+		t.Run(m.name, func(t *testing.T) {
+			w := dialWire(t, addr(1), n.P())
+			switch m.tcp {
+			case "none", "wait":
+				w.send(t, string(m.raw))
+				if got, err := w.read(200 * time.Millisecond); got != "" {
+					t.Errorf("answered %q, %v", got, err)
+				}
+			case "close":
+				w.send(t, string(m.raw))
+				if got := w.closed(t, 10*time.Second); !strings.HasPrefix(got, "SIP/2.0 400 ") {
+					t.Errorf("answered %q before the end, want 400", got)
+				}
+			case "two":
+				// Its second length is short by three bytes, which on a stream begin
+				// a third message.
+				w.send(t, strings.Replace(string(m.raw), "Content-Length: 150", "Content-Length: 153", 1))
+				one, _ := w.read(10 * time.Second)
+				two, _ := w.read(10 * time.Second)
+				if !strings.HasPrefix(one, "SIP/2.0 403 ") || !strings.HasPrefix(two, "SIP/2.0 403 ") {
+					t.Errorf("answered %q and %q", one, two)
+				}
+			default:
+				a := m.final(t, w, w, m.raw)
+				if a == nil || fmt.Sprint(a.status) != m.tcp {
+					t.Errorf("§%s, %s: answered %+v, want %s", m.section, m.why, a, m.tcp)
+				}
+			}
+		})
+	}
+	alive(t, dialWire(t, addr(1), n.P()))
+}
+
 // called are the users that the messages of RFC 4475 are for, as identities of
 // one phone; registrants are those who register.
 var (
