@@ -91,7 +91,7 @@ func (s *siege) endure(t *testing.T, kinds ...func(w *wire) string) {
 		begun := time.Now()
 		body := fmt.Sprintf("%d", served)
 		if a := s.caller.final(t, text(s.caller.initial("MESSAGE", s.peer), body)); a.status != 200 {
-			t.Errorf("meanwhile a MESSAGE is answered %d", a.status)
+			t.Errorf("meanwhile a MESSAGE is answered %d:\n%s", a.status, a.raw)
 		}
 		slowest = max(slowest, time.Since(begun))
 	}
