@@ -148,6 +148,13 @@ func TestTortureOverTCP(t *testing.T) {
 		})
 	}
 	alive(t, dialWire(t, addr(1), n.P()))
+	if t.Failed() {
+		for l := range strings.Lines(fetch(t, n.HTTP()+"/metrics")) {
+			if regexp.MustCompile(`(dropped|refused|shed|ended).*[1-9]$`).MatchString(strings.TrimSpace(l)) {
+				t.Log(strings.TrimSpace(l))
+			}
+		}
+	}
 }
 
 // called are the users that the messages of RFC 4475 are for, as identities of

@@ -1,6 +1,7 @@
 package transaction
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -262,6 +263,28 @@ func TestRefusalsBeyondTheBudgetAreForgottenAtOnce(t *testing.T) {
 	if n := cfg.Refusals.Used(); n != 0 {
 		t.Errorf("%d refusals are counted at the end", n)
 	}
+}
+
+func TestRefusalsLeaveRoomInTheirShard(t *testing.T) {
+	cfg := testConfig
+	cfg.Max = 8
+	simulate(t, cfg, func(w *world) {
+		status := 401
+		w.request = func(r *Request) { r.Reply(status, "", nil) }
+		send := func(from Peer, branch string) {
+			w.receive(from, call{method: "REGISTER", branch: branch}.String())
+		}
+		for i := range 100 { // strangers, in the name of one user
+			send(alice, fmt.Sprintf("z9hG4bKstranger%d", i))
+			w.last(alice, "401 REGISTER")
+		}
+		status = 200
+		send(bob, "z9hG4bKuser")
+		w.last(bob, "200 REGISTER")
+		if n, _ := w.len(); n != cfg.Max/2+1 {
+			t.Errorf("%d transactions are kept, want %d", n, cfg.Max/2+1)
+		}
+	})
 }
 
 func TestRegistrationsInProgressAreBounded(t *testing.T) {

@@ -23,14 +23,16 @@ func (s *server) silence() {
 }
 
 // linger waits for repeats. What was not granted may be forgotten at once: a
-// repeat is new then, and refused anew.
+// repeat is new then, and refused anew. Half of the layer is never taken by
+// refusals, or strangers who ask in the name of one user, whose requests meet
+// in one shard, could keep that user out.
 func (s *server) linger(granted bool) {
 	if s.peer.Reliable() {
 		s.terminate()
 		return
 	}
 	if b := s.layer.cfg.Refusals; !granted {
-		if !b.begin() {
+		if most := s.layer.cfg.Max; most > 0 && len(s.layer.servers) > most/2 || !b.begin() {
 			s.terminate()
 			return
 		}
