@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"bellwether/appliance/localcluster"
 	"bellwether/cscf/sipmsg"
@@ -44,7 +45,28 @@ func partiesAt(t testing.TB, c *localcluster.Cluster, near, far *localcluster.No
 	w := openWire(t, calleeBy, p.addr(2), far.P())
 	w.register(t, users[1])
 	p.callee = w.serve(t, answers)
+	p.meet(t)
 	return p
+}
+
+// meet waits until every node knows that the callee is registered, which may
+// take a moment after the 200.
+func (p *parties) meet(t testing.TB) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		a := p.caller.ask(t, text(p.caller.initial("MESSAGE", p.peer), "met?"), 500*time.Millisecond)
+		if a == nil || a.status != 480 && a.status != 404 {
+			break
+		}
+	}
+	for {
+		select {
+		case <-p.callee.requests:
+			continue
+		default:
+		}
+		return
+	}
 }
 
 // stranger is a wire of nobody.
