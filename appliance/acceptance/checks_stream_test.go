@@ -88,24 +88,19 @@ func TestCheck25PingsAreAnswered(t *testing.T) {
 		<-time.After(10 * time.Millisecond)
 	}
 	pong("split")
-	request := text(w.request("OPTIONS", p.entry, "x"), "")
-	w.send(t, "\r\n\r\n"+request)
-	pong("before a request")
-	if a := w.await(t, request, 10*time.Second); a == nil || a.status != 200 {
-		t.Fatalf("the request behind the ping: %+v", a)
-	}
-	request = text(w.request("OPTIONS", p.entry, "x"), "")
-	w.send(t, request+"\r\n\r\n")
-	var pongs, answers int
-	for range 2 {
-		if got := w.receive(t, 10*time.Second); got == "\r\n" {
-			pongs++
-		} else if strings.HasPrefix(got, "SIP/2.0 200 ") {
-			answers++
+	for _, around := range [][2]string{{"\r\n\r\n", ""}, {"", "\r\n\r\n"}} {
+		w.send(t, around[0]+text(w.request("OPTIONS", p.entry, "x"), "")+around[1])
+		var pongs, answers int
+		for range 2 { // one may overtake the other
+			if got := w.receive(t, 10*time.Second); got == "\r\n" {
+				pongs++
+			} else if strings.HasPrefix(got, "SIP/2.0 200 ") {
+				answers++
+			}
 		}
-	}
-	if pongs != 1 || answers != 1 {
-		t.Errorf("behind a request: %d pongs, %d answers", pongs, answers)
+		if pongs != 1 || answers != 1 {
+			t.Errorf("with %q around a request: %d pongs, %d answers", around, pongs, answers)
+		}
 	}
 }
 
