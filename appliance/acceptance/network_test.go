@@ -179,3 +179,27 @@ func TestDualStackNode(t *testing.T) {
 	})
 	calls()
 }
+
+// TestConnectionsOutliveTheWorkerProcess, which finds the phones by them again.
+func TestConnectionsOutliveTheWorkerProcess(t *testing.T) {
+	t.Parallel()
+	c := start(t, alone, nil)
+	n := c.Nodes[0]
+	users := subscribe(t, c, "outlive", 2)
+	phones := []*phone.Phone{newPhone(t, n, users[0], overTCP), newPhone(t, n, users[1], overTCP)}
+	register(t, phones...)
+	before := phones[1].Addr()
+	killed := end(t, n, "worker", syscall.SIGKILL)
+	// What the dying process has taken is lost with it. The next one serves
+	// nobody yet when it is started; requests wait for it.
+	eventually(t, 5*time.Second, func() string {
+		if pids := children(t, n, "worker"); len(pids) != 1 || pids[0] == killed {
+			return "no new worker process is there"
+		}
+		return ""
+	})
+	talk(t, phones[0], users[1])
+	if after := phones[1].Addr(); after != before {
+		t.Errorf("the phone was at %s and is at %s", before, after)
+	}
+}

@@ -39,7 +39,8 @@ func cluster(t testing.TB) *state.State {
 	for i, name := range []string{"a", "b"} {
 		cmds = append(cmds, state.Command{PutNode: &state.Node{
 			Name: name, ClusterAddr: fmt.Sprintf("10.0.0.%d:7000", i+1),
-			Service: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), P: 5060, I: 4060, S: 6060, Controller: true,
+			Service: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), Service6: netip.MustParseAddr(fmt.Sprintf("2001:db8::a%d", i+1)),
+			P: 5060, I: 4060, S: 6060, Controller: true,
 		}})
 	}
 	for _, node := range []string{"a", "b"} {
@@ -280,6 +281,11 @@ func TestDecide(t *testing.T) {
 		{"an emergency call of a stranger goes to a P-CSCF of this node, which sends it elsewhere", 'p', stranger,
 			message("INVITE urn:service:sos SIP/2.0"), known, to(p1)},
 		{"that of a phone to its own", 'p', phone, message("INVITE urn:service:sos.fire SIP/2.0"), known, to(p1)},
+		{"our IPv6 address is ours in any spelling", 'p', stranger, message("OPTIONS sip:[2001:DB8:0::00A2]:5060 SIP/2.0"), known, to(p1)},
+		{"our IPv4 address, too", 'p', stranger, message("OPTIONS sip:[::FFFF:192.0.2.2] SIP/2.0"), known, to(p1)},
+		{"a token that is not genuine at our IPv6 address goes nowhere", 'p', stranger,
+			message("BYE sip:x@y.test SIP/2.0", "Route: <sip:forged@[2001:DB8::A1];lr>"), known, dropped(Forged)},
+		{"another IPv6 address is not ours", 'p', stranger, message("OPTIONS sip:[2001:db8::ff] SIP/2.0"), known, forbidden},
 		{"OPTIONS to a user is an initial request", 'p', stranger, message("OPTIONS sip:alice@192.0.2.1 SIP/2.0"), known, forbidden},
 		{"OPTIONS to a domain is an initial request", 'p', stranger, message("OPTIONS sip:ims.test SIP/2.0"), known, forbidden},
 
