@@ -22,11 +22,13 @@ import (
 // with the private identity, or answers.
 //
 // Nobody must learn from an answer who is a subscriber: what is said, and what
-// is computed for it, is the same for those who are and those who are not.
+// is computed for it, is the same for those who are and those who are not. Nor
+// do answers to somebody unknown cost memory; a repeated REGISTER is judged
+// anew.
 func (c *CSCF) authenticate(r *transaction.Request, impu string, then func(impi string)) {
 	creds, malformed := credentials(r.Message)
 	if malformed && len(creds) == 0 {
-		r.Reply(400, "Malformed Credentials", nil)
+		r.ReplyStateless(400, "Malformed Credentials", nil)
 		return
 	}
 	q := hss.MultimediaAuth{IMPU: impu}
@@ -165,10 +167,10 @@ func (c *CSCF) judge(r *transaction.Request, p proof, then func(impi string)) {
 	cred := p.creds[i]
 	switch {
 	case !c.meant(cred.URI, r.Message.RequestURI()):
-		r.Reply(400, "Digest URI Does Not Match", nil)
+		r.ReplyStateless(400, "Digest URI Does Not Match", nil)
 		return
 	case cred.QOP != "" && !strings.EqualFold(cred.QOP, "auth"): // nobody offered it (RFC 7616 §3.4)
-		r.Reply(400, "Digest qop Not Offered", nil)
+		r.ReplyStateless(400, "Digest qop Not Offered", nil)
 		return
 	case cred.Algorithm == digest.AKAv1MD5 && cred.Response == "" && cred.AUTS == "":
 		// The SIM takes the challenge for somebody else's (TS 24.229
@@ -176,7 +178,7 @@ func (c *CSCF) judge(r *transaction.Request, p proof, then func(impi string)) {
 		if p.known && p.answer.Sent != nil {
 			c.log.Info("a SIM refuses challenges: K, OPc or the SIM is another one's", "user", p.answer.IMPI)
 		}
-		r.Reply(403, "", nil)
+		r.ReplyStateless(403, "", nil)
 		return
 	}
 	v, resynced := c.check(r.Message.Method(), p, cred)
@@ -222,7 +224,7 @@ func (c *CSCF) check(method string, p proof, cred digest.Credentials) (v digest.
 // let in all the same, or anybody could lock a user out.
 func (c *CSCF) again(r *transaction.Request, p proof, why attempt, of string, stale bool) {
 	if c.attempts.count(why, of, time.Now()) > maxAttempts {
-		r.Reply(403, "", nil)
+		r.ReplyStateless(403, "", nil)
 		return
 	}
 	c.challenge(r, p, stale)
@@ -242,7 +244,7 @@ func (c *CSCF) challenge(r *transaction.Request, p proof, stale bool) {
 			values = append(values, sim)
 		}
 	}
-	r.Reply(401, "", func(resp *sipmsg.Message) {
+	r.ReplyStateless(401, "", func(resp *sipmsg.Message) {
 		for _, v := range values {
 			resp.Add(sipmsg.WWWAuthenticate, v)
 		}
