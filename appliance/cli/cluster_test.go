@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"bellwether/appliance/identity"
 )
@@ -78,4 +79,43 @@ func TestAFoundingThatWasCutShortGoesOn(t *testing.T) {
 	if err != nil || after.ClusterID != before.ClusterID || after.ClusterName != "First" {
 		t.Errorf("the cluster became %+v, %v; it was %+v", after, err, before)
 	}
+}
+
+func TestTokensAreMadeListedAndRevoked(t *testing.T) {
+	dir := t.TempDir()
+	n1 := configFile(t, dir, "n1", dir)
+	run(t, Hooks{}, "", "cluster", "token", "n2", "-c", n1).is(t, "", "bellwether: this node did not found the cluster: there is no "+filepath.Join(dir, "n1", "ca")+"; run this on the node where you ran bellwether cluster init\n", Failed)
+	if r := run(t, Hooks{}, "", "cluster", "init", "-c", n1); r.code != OK {
+		t.Fatalf("init = %+v", r)
+	}
+	r := run(t, Hooks{}, "", "cluster", "token", "n2", "--for", "2h", "-c", n1)
+	if r.code != OK || !regexp.MustCompile(`^bwjoin1-\S+\n$`).MatchString(r.out) || !strings.Contains(r.err, "good once, for node n2, until ") {
+		t.Errorf("token = %+v", r)
+	}
+	r = run(t, Hooks{}, "", "cluster", "token", "n3", "--json", "-c", n1)
+	var made struct {
+		Token, Node, Role string
+		Expires           time.Time
+	}
+	if err := json.Unmarshal([]byte(r.out), &made); err != nil || !strings.HasPrefix(made.Token, "bwjoin1-") || made.Node != "n3" || made.Role != "controller" || time.Until(made.Expires) > 30*time.Minute {
+		t.Errorf("token --json = %+v, %v", r, err)
+	}
+	r = run(t, Hooks{}, "", "cluster", "token", "--list", "--json", "-c", n1)
+	if r.code != OK || strings.Contains(r.out, "hash") || strings.Count(r.out, `"node"`) != 2 {
+		t.Errorf("list = %+v", r)
+	}
+	run(t, Hooks{}, "", "cluster", "token", "--revoke", "n3", "-c", n1).is(t, "the token of node n3 is useless now\n", "", OK)
+	run(t, Hooks{}, "", "cluster", "token", "--revoke", "n3", "-c", n1).is(t, "", "bellwether: node n3 has no token that is still good; 'bellwether cluster token --list' shows all\n", Failed)
+	for _, args := range [][]string{{}, {"n2", "--list"}, {"--list", "--revoke", "n2"}, {"n2", "--for", "0s"}, {"n2", "--for", "999h"}, {"n2", "--role", "king"}} {
+		if r := run(t, Hooks{}, "", append([]string{"cluster", "token", "-c", n1}, args...)...); r.code != Usage {
+			t.Errorf("token %v = %+v", args, r)
+		}
+	}
+	n2 := configFile(t, dir, "n2", dir)
+	for text, says := range map[string]string{"": "this is not a join token", made.Token: "this token is for node n3, but this machine is configured as node n2"} {
+		if r := run(t, Hooks{}, text, "cluster", "join", "-", "-c", n2); r.code != Failed || !strings.Contains(r.err, says) {
+			t.Errorf("join with %q = %+v", text, r)
+		}
+	}
+	run(t, Hooks{}, "", "cluster", "join", "nothing", "-c", n2).is(t, "", `bellwether: "nothing" is neither a token, which begins with bwjoin1-, nor a file`+"\n", Failed)
 }

@@ -161,10 +161,10 @@ func (a *app) clusterJoin() *cobra.Command {
 				return err
 			}
 			var b *pki.Bundle
-			if from.token != "" {
-				b, err = joinByToken(cmd.Context(), cfg, from.token, old)
+			if from.byToken {
+				b, err = joinByToken(cmd.Context(), cfg, string(from.text), old)
 			} else {
-				b, err = joinByFile(cfg, args[0], from.file, old)
+				b, err = joinByFile(cfg, args[0], from.text, old)
 			}
 			if err != nil {
 				return err
@@ -176,7 +176,7 @@ func (a *app) clusterJoin() *cobra.Command {
 				}{b.Cluster, b.Node})
 			}
 			then := ""
-			if from.token == "" {
+			if !from.byToken {
 				then = "; delete " + clean(args[0])
 			}
 			fmt.Fprintf(a.out, "this is now node %s of cluster %s (%s)%s\nnext: bellwether node -c %s\n", b.Node, clean(b.Cluster.Name), b.Cluster.ID, then, clean(a.config))
@@ -187,13 +187,13 @@ func (a *app) clusterJoin() *cobra.Command {
 
 // joinSource is what join was given: the text of a token, or a bundle.
 type joinSource struct {
-	token string
-	file  []byte
+	byToken bool
+	text    []byte
 }
 
 func (a *app) joinFrom(arg string) (joinSource, error) {
 	if strings.HasPrefix(arg, joining.Prefix) {
-		return joinSource{token: arg}, nil
+		return joinSource{byToken: true, text: []byte(arg)}, nil
 	}
 	in := a.in
 	if arg != "-" {
@@ -211,10 +211,8 @@ func (a *app) joinFrom(arg string) (joinSource, error) {
 	if err != nil {
 		return joinSource{}, fmt.Errorf("read what to join with: %w", err)
 	}
-	if arg == "-" || bytes.HasPrefix(bytes.TrimSpace(text), []byte(joining.Prefix)) {
-		return joinSource{token: string(text)}, nil
-	}
-	return joinSource{file: text}, nil
+	byToken := arg == "-" || bytes.HasPrefix(bytes.TrimSpace(text), []byte(joining.Prefix))
+	return joinSource{byToken: byToken, text: text}, nil
 }
 
 // present is the certificate of this node that is there and has run out, nil

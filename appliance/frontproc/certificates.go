@@ -42,13 +42,28 @@ func (p *Process) markBegun(ctx context.Context) {
 
 // certificateAlarms tell of a certificate that was not renewed in time.
 func (p *Process) certificateAlarms(now time.Time) []api.Alarm {
+	out := p.ownCertificate(now)
+	for node, end := range p.workers.stale(now) {
+		out = append(out, api.Alarm{
+			Code: "certificate_not_renewed:" + node, Severity: "warning", Node: node, WhatToDo: renewNow(node),
+			Text: fmt.Sprintf("node %s still uses a certificate that runs out on %s", node, end.UTC().Format(time.DateTime)),
+		})
+	}
+	return out
+}
+
+func renewNow(node string) string {
+	return "run 'bellwether cluster renew' on node " + node + ", with the node that founded the cluster up"
+}
+
+func (p *Process) ownCertificate(now time.Time) []api.Alarm {
 	node := p.cfg.Node.Name
 	c, last, err := p.renewer.Status()
 	why := ""
 	if last != nil {
 		why = ": " + last.Error()
 	}
-	al := api.Alarm{Node: node, Severity: "critical", WhatToDo: "run 'bellwether cluster renew' on node " + node + ", with the node that founded the cluster up"}
+	al := api.Alarm{Node: node, Severity: "critical", WhatToDo: renewNow(node)}
 	switch {
 	case err != nil:
 		al.Code, al.Text = "certificate_unreadable:"+node, err.Error()

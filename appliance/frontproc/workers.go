@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"bellwether/appliance/pki"
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/link"
 	"bellwether/controller/mesh"
@@ -41,6 +42,7 @@ type peer struct {
 	node   string // proved by its certificate; the own node on the unix socket
 	local  bool   // it came by the unix socket
 	since  time.Time
+	cert   pki.Certificate      // that it was proved by
 	hello  *workerlink.HelloMsg // nil before it said hello, as the supervisor never does
 	load   workerlink.LoadMsg   // its last report
 	groups []uint32
@@ -80,7 +82,7 @@ func (w *workers) accept(ctx context.Context, l net.Listener, node string) {
 		}
 		pr := &peer{node: node, local: node != "", since: time.Now()}
 		if !pr.local {
-			pr.node = mesh.PeerNode(nc)
+			pr.node, pr.cert = mesh.PeerNode(nc), pki.PeerCertificate(nc)
 		}
 		wg.Go(func() { w.serve(ctx, nc, pr) })
 	}
@@ -360,6 +362,20 @@ func (w *workers) reports() map[string]workerlink.LoadMsg {
 	for _, pr := range w.conns {
 		if pr.worker() {
 			out[pr.node] = pr.load
+		}
+	}
+	return out
+}
+
+// stale returns the nodes that are connected with a certificate that ought to
+// have been renewed long ago.
+func (w *workers) stale(now time.Time) map[string]time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]time.Time{}
+	for _, pr := range w.conns {
+		if pr.cert.Node != "" && pr.cert.Stale(now) {
+			out[pr.node] = pr.cert.NotAfter
 		}
 	}
 	return out

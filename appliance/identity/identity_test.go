@@ -1,12 +1,23 @@
 package identity
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
 	"log/slog"
+	"math/big"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"bellwether/appliance/pki"
 	"bellwether/controller/mesh"
@@ -31,6 +42,65 @@ func authority(t *testing.T, cluster string) *pki.CA {
 		t.Fatal(err)
 	}
 	return ca
+}
+
+// authorityIn writes an authority whose certificates live for a time.
+func authorityIn(dir, lifetime string) error {
+	ca, err := pki.CreateCA("c1", "test")
+	if err == nil {
+		err = ca.Save(dir)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, pki.LifetimeFile), []byte(lifetime), 0o600)
+	}
+	return err
+}
+
+// asKing writes an identity of a role that there is not (yet).
+func asKing(ca *pki.CA, dataDir string) error {
+	dir, caDir := Dir(dataDir), filepath.Join(dataDir, "ca")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	if err := ca.Save(caDir); err != nil {
+		return err
+	}
+	signer, err := tls.LoadX509KeyPair(filepath.Join(caDir, pki.CAFile), filepath.Join(caDir, pki.CAKeyFile))
+	if err != nil {
+		return err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "n1", OrganizationalUnit: []string{"king"}},
+		URIs: []*url.URL{mesh.NodeURI("c1", "n1")}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}, signer.Leaf, key.Public(), signer.PrivateKey)
+	if err != nil {
+		return err
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(dir, pki.CAFile), ca.CertPEM(), 0o600),
+		os.WriteFile(filepath.Join(dir, pki.NodeFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
+		os.WriteFile(filepath.Join(dir, pki.NodeKeyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600))
+}
+
+func TestTheBeginningIsRemembered(t *testing.T) {
+	ca, dir := authority(t, "c1"), t.TempDir()
+	issue(t, ca, dir, "n1")
+	for _, want := range []bool{false, true, true} {
+		if got := Begun(dir); got != want {
+			t.Errorf("begun is %v, want %v", got, want)
+		}
+		if err := MarkBegun(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestAnIdentityAndItsMesh(t *testing.T) {
@@ -67,6 +137,18 @@ func TestWhatIsNoIdentity(t *testing.T) {
 			issue(t, ca, dir, "n1")
 			return os.Remove(filepath.Join(Dir(dir), pki.NodeFile))
 		}, "bellwether cluster issue n1"},
+		{"a certificate that has run out", func(dir string) error {
+			ca := t.TempDir()
+			if err := authorityIn(ca, "1ns"); err != nil {
+				return err
+			}
+			brief, err := pki.LoadCA(ca)
+			if err == nil {
+				issue(t, brief, dir, "n1")
+			}
+			return err
+		}, "run 'bellwether cluster token n1' on the first node and here 'bellwether cluster join'"},
+		{"another role's", func(dir string) error { return asKing(ca, dir) }, "makes this node a king, but cluster.controllers lists it as a controller"},
 		{"a damaged certificate", func(dir string) error {
 			issue(t, ca, dir, "n1")
 			return os.WriteFile(filepath.Join(Dir(dir), pki.NodeFile), []byte("damaged"), 0o600)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -114,6 +115,12 @@ func (c Certificate) Overdue(now time.Time) bool {
 	return now.After(c.RenewAt().Add(c.NotAfter.Sub(c.NotBefore) / 10))
 }
 
+// Stale is Overdue of a certificate that a connection was made with: such a
+// connection may live on for a while when its certificate has been renewed.
+func (c Certificate) Stale(now time.Time) bool {
+	return now.After(c.NotAfter.Add(-c.NotAfter.Sub(c.NotBefore) / 10))
+}
+
 // Expired reports whether the certificate has run out.
 func (c Certificate) Expired(now time.Time) bool { return now.After(c.NotAfter) }
 
@@ -123,18 +130,34 @@ func ReadNode(dir string) (Certificate, error) {
 	if err != nil {
 		return Certificate{}, err
 	}
-	c := Certificate{
-		Node: mesh.NodeOf(&tls.ConnectionState{PeerCertificates: []*x509.Certificate{pair.Leaf}}), Role: Controller,
-		NotBefore: pair.Leaf.NotBefore, NotAfter: pair.Leaf.NotAfter,
-	}
+	c := certificateOf(pair.Leaf)
 	if c.Node == "" {
 		return Certificate{}, fmt.Errorf("load node certificate: %s: not a node's certificate", filepath.Join(dir, NodeFile))
 	}
+	return c, nil
+}
+
+func certificateOf(cert *x509.Certificate) Certificate {
+	c := Certificate{
+		Node: mesh.NodeOf(&tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}), Role: Controller,
+		NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
+	}
 	// Certificates that are older than roles say none.
-	if units := pair.Leaf.Subject.OrganizationalUnit; len(units) > 0 {
+	if units := cert.Subject.OrganizationalUnit; len(units) > 0 {
 		c.Role = units[0]
 	}
-	return c, nil
+	return c
+}
+
+// PeerCertificate is what the certificate at the other end of a mesh
+// connection says; its Node is "" where there is none.
+func PeerCertificate(conn net.Conn) Certificate {
+	if tc, ok := conn.(*tls.Conn); ok {
+		if chain := tc.ConnectionState().PeerCertificates; len(chain) > 0 {
+			return certificateOf(chain[0])
+		}
+	}
+	return Certificate{}
 }
 
 // NodeName reads from node.pem in dir whose certificate it is.

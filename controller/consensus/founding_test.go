@@ -175,6 +175,14 @@ func TestAClusterThatHasBegunIsNotBegunAgain(t *testing.T) {
 	for _, m := range c.members {
 		c.start(m.Name)
 	}
+	// The only controller of a cluster has nobody to ask.
+	m := c.listen("n1", "127.0.0.1:0")
+	defer m.Close()
+	cfg := c.config("n1", m)
+	cfg.Members, cfg.DataDir = []Member{{"n1", m.Addr().String()}}, t.TempDir()
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "restore a backup") {
+		t.Errorf("alone: %v", err)
+	}
 	for _, m := range c.running {
 		eventually(t, func() bool { return m.Standing().Text != "" })
 		if s := m.Standing(); s.Phase != PhaseReturning || !strings.Contains(s.WhatToDo, "restore a backup") || m.raft.LastIndex() != 0 {

@@ -14,7 +14,7 @@ import (
 const (
 	dialedLife   = 0.45
 	acceptedLife = 0.5
-	lifeSpread   = 0.1         // of it is left to chance: not all connections end at once
+	lifeSpread   = 0.3         // of the dialing side's part is left to chance: not all connections end at once
 	shortestLife = time.Second // of a connection, so that the end of a certificate is no storm
 )
 
@@ -69,7 +69,10 @@ func (c *tracked) retire(conn *tls.Conn, own usedCert, part float64) {
 	if !known {
 		return
 	}
-	life = max(time.Duration(float64(life)*part*(1-lifeSpread*rand.Float64())), shortestLife)
+	if part == dialedLife {
+		part *= 1 - lifeSpread*rand.Float64()
+	}
+	life = max(time.Duration(float64(life)*part), shortestLife)
 	c.mesh.mu.Lock()
 	defer c.mesh.mu.Unlock()
 	if _, ok := c.mesh.conns[c]; ok {
