@@ -31,11 +31,11 @@ func forgeToken(t testing.TB, token string, change func(body []byte)) string {
 	return joining.Prefix + base64.RawURLEncoding.EncodeToString(append(body, sum[:4]...))
 }
 
-// Bad input (forged tokens): a thousand forged tokens, garbage, huge lengths
+// Bad input (forged join tokens): five hundred forged tokens, garbage, huge lengths
 // and connections that say nothing at the founder's cluster port certify
 // nobody, are counted, and cost bounded memory; phones call, nodes renew
 // their certificates, and the cluster keeps its leader meanwhile.
-func TestBadInputForgedTokens(t *testing.T) {
+func TestBadInputForgedJoinTokens(t *testing.T) {
 	t.Parallel()
 	c := sharedCluster(t)
 	n1 := c.Nodes[0]
