@@ -82,7 +82,7 @@ func cluster() *admintest.Source {
 				{ID: "p1", Kind: "p-cscf", Node: "n1", Group: 1, Serving: "p1", Users: 3, Load: 0.25, Connected: true},
 				{ID: "s1", Kind: "s-cscf", Node: "n2", Group: 2, Serving: "s1", Calls: new(int)},
 			},
-			Refused: map[string]uint64{"malformed": 5, "source-limited": 12, "banned": 0}, Bans: 1,
+			Refused: map[string]uint64{"malformed": 5, "source-limited": 12, "banned": 0}, Received: 99, Bans: 1,
 			Alarms: []api.Alarm{{Code: "child_crashed", Severity: "warning", Node: "n2", Since: at(0), Text: "the worker process ended with signal SIGKILL", WhatToDo: "see its log"}},
 		},
 		Registered: []api.User{{
@@ -108,7 +108,7 @@ Leader       n2, term 7, quorum held
 Answered by  n1, version 1.2
 Users        1 registered, 0 subscribers
 Calls        1
-Refused      17 since n1 began: source-limited 12, malformed 5; 1 source banned, see bellwether ban list
+Refused      17 of 99 messages since n1 began: source-limited 12, malformed 5; 1 source banned, see bellwether ban list
 
 NODE  CLUSTER ADDRESS  SERVICE ADDRESS  ROLE        CONNECTED  VERSION
 n1    10.0.0.1:7400    10.0.0.1         controller  yes        1.2

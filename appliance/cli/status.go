@@ -135,7 +135,7 @@ func refused(s api.Status) string {
 			why = append(why, fmt.Sprintf("%s %d", reason, n))
 		}
 	}
-	text := fmt.Sprintf("%d since %s began", total, s.Node)
+	text := fmt.Sprintf("%d of %d messages since %s began", total, s.Received, s.Node)
 	if total > 0 {
 		text += ": " + strings.Join(why, ", ")
 	}

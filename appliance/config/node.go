@@ -38,7 +38,7 @@ func defaults() *Config {
 			T1:         500 * time.Millisecond,
 			MinExpires: time.Minute, MaxExpires: 600000 * time.Second, DefaultExpires: time.Hour,
 		},
-		Flood:   Flood{PerSource: 2000, PerPhone: 2000, Failures: 20, Connections: 100, Strangers: 2000, Ban: time.Minute},
+		Flood:   Flood{PerSource: 2000, PerPhone: 2000, Failures: 20, Connections: 100, Strangers: 1000, Ban: time.Minute},
 		Metrics: Metrics{Listen: netip.MustParseAddrPort("127.0.0.1:9090")},
 		Log:     Log{Level: slog.LevelInfo, Format: "text"},
 	}

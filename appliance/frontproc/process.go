@@ -194,16 +194,16 @@ func flowGone(to *link.Conn, flow sipmsg.Flow) {
 	_ = to.Notify(workerlink.FlowGone, workerlink.Encode(workerlink.FlowGoneMsg{Flow: flow}))
 }
 
-// limits are those of the configuration. Twice the rate passes at once, or ten
-// times where a rate is low: a table of phones that wake up after a power cut,
-// or a user who types a wrong password, is no flood.
+// limits are those of the configuration. Twice the rate passes at once; ten
+// times, where a rate is low; and of strangers four times, who may be phones
+// that come back after a power cut.
 func limits(f config.Flood) guard.Config {
 	rate := func(perSecond, burst int) guard.Rate {
 		return guard.Rate{PerSecond: perSecond, Burst: burst * perSecond}
 	}
 	return guard.Config{
 		Messages: rate(f.PerSource, 2), Failures: rate(f.Failures, 10), Connections: rate(f.Connections, 10),
-		Flow: rate(f.PerPhone, 2), Strangers: rate(f.Strangers, 2), Ban: f.Ban,
+		Flow: rate(f.PerPhone, 2), Strangers: rate(f.Strangers, 4), Ban: f.Ban,
 	}
 }
 

@@ -34,6 +34,7 @@ func (s source) Status(ctx context.Context) (api.Status, error) {
 		Cluster: st.ClusterID(), Domain: s.p.cfg.SIP.Domain, Node: s.p.cfg.Node.Name, Version: s.p.version,
 		Leader: leader, Term: cs.Term, Quorum: ok, Subscribers: st.SubscriberCount(),
 	}
+	out.Received = s.p.front.Stats().Received
 	out.Refused, out.Bans = s.p.refusals(time.Now())
 	out.Nodes, _ = s.Nodes(ctx)
 	out.Workers, _ = s.Workers(ctx)

@@ -37,7 +37,7 @@ type NodeSpec struct {
 	Workers  []string   // worker ids; the first letter tells the kind: p, i, s
 }
 
-// Spec is a cluster. Isolation, Detached and SIP may be left out.
+// Spec is a cluster. Isolation, Detached, SIP and Flood may be left out.
 type Spec struct {
 	Dir       string // created if it is not there; nothing in it is replaced
 	Binary    string // the bellwether program
@@ -52,6 +52,7 @@ type Spec struct {
 	Detached  bool     // the nodes outlive this process
 	SIP       []string // further lines of the sip section, such as "min_expires: 2"
 	Bare      bool     // write no CA and no certificates: the nodes cannot start before they get some
+	Flood     []string // lines of the flood section, such as "per_source: 100"
 }
 
 // Cluster is a running cluster.

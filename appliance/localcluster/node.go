@@ -71,6 +71,9 @@ func (n *Node) config() string {
 	// An empty list is not the same as none, which means one worker of each kind.
 	fmt.Fprintf(&b, "workers: [%s]\n", strings.Join(workers, ", "))
 	fmt.Fprintf(&b, "metrics:\n  listen: %q\n", at(n.Address, n.spec.PortHTTP))
+	if len(n.spec.Flood) > 0 {
+		fmt.Fprintf(&b, "flood:\n  %s\n", strings.Join(n.spec.Flood, "\n  "))
+	}
 	return b.String()
 }
 

@@ -25,8 +25,9 @@ type Status struct {
 	Alarms      []Alarm `json:"alarms"`
 	// What the answering node did not let in since its start, by reason, and
 	// how many sources it bans by itself now.
-	Refused map[string]uint64 `json:"refused"`
-	Bans    int               `json:"bans"`
+	Refused  map[string]uint64 `json:"refused"`
+	Received uint64            `json:"received"` // messages that came to its SIP ports since then
+	Bans     int               `json:"bans"`
 }
 
 // Node is one machine.

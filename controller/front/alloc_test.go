@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"bellwether/controller/guard"
 	"bellwether/controller/link"
 	"bellwether/cscf/sipmsg"
 	"bellwether/cscf/token"
@@ -19,6 +20,7 @@ import (
 
 func TestPassingADatagramOnAllocatesNothing(t *testing.T) {
 	f := newFront(t, newCluster(t))
+	f.guard.SetLimits(guard.Config{})
 	near, far := net.Pipe()
 	c := link.New(near, nearEnd{f}, link.Options{})
 	var wg sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"bellwether/controller/guard"
 	"bellwether/controller/link"
 	"bellwether/cscf/sipmsg"
 )
@@ -142,6 +143,7 @@ func TestFrontListensAtIPv6(t *testing.T) {
 // link, and sends its frames out: the way of every message of method one.
 func BenchmarkRelay(b *testing.B) {
 	f := newFront(b, newCluster(b))
+	f.guard.SetLimits(guard.Config{})
 	w := connect(b, f, p1)
 	in, out := newPhone(b), newPhone(b)
 	f.Bind(in.flow(f, 'p'), p1, time.Now().Add(time.Hour))

@@ -205,12 +205,12 @@ func (g *Guard) SetLimits(cfg Config) {
 // Default is the configuration for a node of two cores. One address may hold
 // thousands of phones, or a load generator: a limit of a source is what no
 // honest one needs, not what one phone needs. A registration with its challenge
-// costs two messages and 2 ms of processor time, so strangers are held to what
-// one such machine can serve.
+// costs two messages and 2 ms of processor time, and each of them some kilobytes
+// for 32 s, so strangers are held to half of what such a machine can serve.
 func Default() Config {
 	return Config{
 		Messages: Rate{2000, 4000}, Failures: Rate{20, 200}, Connections: Rate{100, 1000},
-		Flow: Rate{2000, 4000}, Strangers: Rate{2000, 4000}, Ban: time.Minute,
+		Flow: Rate{2000, 4000}, Strangers: Rate{1000, 4000}, Ban: time.Minute,
 	}
 }
 
