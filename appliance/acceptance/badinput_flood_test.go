@@ -22,17 +22,17 @@ import (
 // that end after 32 s, several times over because of the race detector.
 const growth = 192 << 20
 
-// besieged is the cluster that the floods share, one after the other. What it
+// stormed is the cluster that the floods share, one after the other. What it
 // lets in is a tenth of what is usual, as the race detector makes it slow.
-var besieged struct {
+var stormed struct {
 	sync.Mutex
 	once sync.Once
 	c    *localcluster.Cluster
 	err  error
 }
 
-// siege is a flood of node n1, and the phones that must not notice.
-type siege struct {
+// assault is a flood of node n1, and the phones that must not notice.
+type assault struct {
 	c              *localcluster.Cluster
 	n              *localcluster.Node
 	caller, callee *phone.Phone // at n1 and n2
@@ -40,19 +40,19 @@ type siege struct {
 	before         map[string]int
 }
 
-func besiege(t *testing.T, prefix string) *siege {
+func beset(t *testing.T, prefix string) *assault {
 	t.Helper()
-	besieged.Lock()
-	t.Cleanup(besieged.Unlock)
-	besieged.once.Do(func() {
-		besieged.c, besieged.err = launch(filepath.Join(tmp, "besieged"), usual, func(s *localcluster.Spec) {
+	stormed.Lock()
+	t.Cleanup(stormed.Unlock)
+	stormed.once.Do(func() {
+		stormed.c, stormed.err = launch(filepath.Join(tmp, "stormed"), usual, func(s *localcluster.Spec) {
 			s.Flood = []string{"per_source: 200", "per_phone: 200", "strangers: 200"}
 		})
 	})
-	if besieged.err != nil {
-		t.Fatal(besieged.err)
+	if stormed.err != nil {
+		t.Fatal(stormed.err)
 	}
-	s := &siege{c: besieged.c, n: besieged.c.Node("n1")}
+	s := &assault{c: stormed.c, n: stormed.c.Node("n1")}
 	users := subscribe(t, s.c, prefix, 2)
 	addr := freshNet()
 	at := func(host int) func(*phone.Config) {
@@ -68,7 +68,7 @@ func besiege(t *testing.T, prefix string) *siege {
 
 // stand registers and calls while the flood lasts, then compares the memory of
 // n1's processes.
-func (s *siege) stand(t *testing.T, flood func()) {
+func (s *assault) stand(t *testing.T, flood func()) {
 	t.Helper()
 	received := figure(t, s.n, "bellwether_front_received_total")
 	done := make(chan struct{})
@@ -94,7 +94,7 @@ func (s *siege) stand(t *testing.T, flood func()) {
 }
 
 // refusals reads how often n1 refused something for a reason.
-func (s *siege) refusals(t testing.TB, reason string) float64 {
+func (s *assault) refusals(t testing.TB, reason string) float64 {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^bellwether_front_refused_total\{reason="` + reason + `"\} (\S+)$`).FindStringSubmatch(fetch(t, s.n.HTTP()+"/metrics"))
 	if m == nil {
@@ -109,14 +109,14 @@ func (s *siege) refusals(t testing.TB, reason string) float64 {
 
 // army sends UDP from any number of loopback addresses.
 type army struct {
-	s    *siege
+	s    *assault
 	pc   *ipv4.PacketConn
 	port uint16
 	base float64 // datagrams that n1 had received
 	sent int
 }
 
-func (s *siege) army(t testing.TB) *army {
+func (s *assault) army(t testing.TB) *army {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", &net.UDPAddr{})
 	if err != nil {
@@ -174,7 +174,7 @@ func (a *army) message(i int, method, user string) string {
 func TestBadInputFloodOf100000Sources(t *testing.T) {
 	t.Parallel()
 	const sources = 100_000
-	s := besiege(t, "junk")
+	s := beset(t, "junk")
 	a := s.army(t)
 	s.stand(t, func() {
 		for i := range sources {
@@ -204,7 +204,7 @@ func TestBadInputFloodOf100000Sources(t *testing.T) {
 // Bad input (REGISTER flood without credentials): known and unknown users from thousands of sources; nobody is assigned and the cluster state does not change.
 func TestBadInputRegisterFlood(t *testing.T) {
 	t.Parallel()
-	s := besiege(t, "regfl")
+	s := beset(t, "regfl")
 	victims := subscribe(t, s.c, "victim", 500)
 	a := s.army(t)
 	state := s.state(t)
@@ -226,7 +226,7 @@ func TestBadInputRegisterFlood(t *testing.T) {
 // Bad input (INVITE flood without credentials): in the names of registered and other users, from few and from many sources; the cluster state does not change, and the few are banned.
 func TestBadInputInviteFlood(t *testing.T) {
 	t.Parallel()
-	s := besiege(t, "invfl")
+	s := beset(t, "invfl")
 	a := s.army(t)
 	state := s.state(t)
 	s.stand(t, func() {
@@ -259,7 +259,7 @@ type clusterState struct {
 	users       int // assigned to workers
 }
 
-func (s *siege) state(t testing.TB) clusterState {
+func (s *assault) state(t testing.TB) clusterState {
 	t.Helper()
 	st, err := s.n.Admin.Status(within(t, 5*time.Second))
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *siege) state(t testing.TB) clusterState {
 
 // unchanged reports that more was committed than what the leader itself does: an
 // empty entry each second to see whether its disk works, and one in each term.
-func (s *siege) unchanged(t testing.TB, before clusterState) {
+func (s *assault) unchanged(t testing.TB, before clusterState) {
 	t.Helper()
 	now := s.state(t)
 	if most := now.at.Sub(before.at).Seconds() + 2 + 2*(now.term-before.term); now.index-before.index > most {
@@ -288,7 +288,7 @@ func (s *siege) unchanged(t testing.TB, before clusterState) {
 }
 
 // bans lists what is banned and allowed, as a node tells.
-func (s *siege) bans(t testing.TB, n *localcluster.Node) []api.Ban {
+func (s *assault) bans(t testing.TB, n *localcluster.Node) []api.Ban {
 	t.Helper()
 	l, err := n.Admin.Bans(within(t, 5*time.Second))
 	if err != nil || len(l.Silent) > 0 {
@@ -300,7 +300,7 @@ func (s *siege) bans(t testing.TB, n *localcluster.Node) []api.Ban {
 // Bad input (a registered phone floods): its own flow is limited, a neighbour behind the same address goes on, and the phone itself is served again when it stops.
 func TestBadInputFloodOfARegisteredPhone(t *testing.T) {
 	t.Parallel()
-	s := besiege(t, "phone")
+	s := beset(t, "phone")
 	users := subscribe(t, s.c, "mad", 2)
 	nat := freshNet()(1)
 	mad := newWire(t, nat, s.n.P())
@@ -331,7 +331,7 @@ func TestBadInputFloodOfARegisteredPhone(t *testing.T) {
 // Bad input (bans by an operator): what bellwether ban adds holds on all nodes within a second, registered phones included, and so does its end; what is allowed is not limited.
 func TestBadInputBansHoldOnAllNodes(t *testing.T) {
 	t.Parallel()
-	s := besiege(t, "banop")
+	s := beset(t, "banop")
 	user := subscribe(t, s.c, "outlaw", 1)[0]
 	addr := freshNet()
 	outlaw := newWire(t, addr(1), s.n.P())

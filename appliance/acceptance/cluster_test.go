@@ -63,7 +63,7 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	code = m.Run()
-	for _, c := range []*localcluster.Cluster{shared.c, quick.c, besieged.c} {
+	for _, c := range []*localcluster.Cluster{shared.c, quick.c, besieged.c, stormed.c} {
 		if c == nil {
 			continue
 		}
