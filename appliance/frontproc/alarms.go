@@ -128,6 +128,7 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 		critical("node_twice:"+node, node, "two machines say that they are node "+node,
 			"stop the one that is not meant to be; was a machine cloned with its data_dir")
 	}
+	out = append(out, familyAlarms(p.ctl.State())...)
 	return append(out, p.certificateAlarms(now)...)
 }
 

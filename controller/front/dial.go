@@ -86,7 +86,7 @@ func (f *Front) dial(l *listener, remote netip.AddrPort, q queued) bool {
 		return false
 	}
 	s.close(ByShutdown)
-	f.streams.remove(s)
+	f.cleanUp(s)
 	return false
 }
 
