@@ -24,6 +24,7 @@ func (p *Process) report(ctx context.Context) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	cpu, at := cpuTime(), time.Now()
+	var mem memory
 	for {
 		select {
 		case <-ctx.Done():
@@ -33,6 +34,7 @@ func (p *Process) report(ctx context.Context) {
 		nextCPU, now := cpuTime(), time.Now()
 		m := workerlink.LoadMsg{CPU: (nextCPU - cpu).Seconds() / now.Sub(at).Seconds()}
 		cpu, at = nextCPU, now
+		mem.look(m.CPU, now)
 		engines := *p.engines.Load()
 		for _, id := range slices.Sorted(maps.Keys(engines)) {
 			e := engines[id]
