@@ -77,6 +77,7 @@ func FuzzApply(f *testing.F) {
 		{put(subscriber("x@d", "sip:x@d")), {RemoveSubscriber: &state.RemoveSubscriber{IMPI: "bob@d"}}},
 		{{Set: &state.Set{Name: "a", Value: "b"}, RequestID: "r"}, {RemoveWorker: &state.RemoveWorker{ID: "s2"}}},
 		{{Init: &state.Init{ClusterID: "c", Name: "n", Secret: make([]byte, 32)}}},
+		{put(withSIM("x@d", -3)), {ResyncAKA: &state.ResyncAKA{IMPI: "x@d", From: -3, To: 9}}, put(withSIM("x@d", 0))},
 		{ban("192.0.2.0/24", 1, 9), ban("2001:db8::/48", 10, 0), unban("192.0.2.0/24")},
 	} {
 		b, err := state.EncodeBatch(cmds)
@@ -117,6 +118,7 @@ func FuzzApply(f *testing.F) {
 func FuzzSnapshot(f *testing.F) {
 	f.Add(snapshot(f, state.New()))
 	f.Add(snapshot(f, small(f)))
+	f.Add(snapshot(f, apply(f, small(f), put(withSIM("x@d", 5)))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := state.DecodeSnapshot(bytes.NewReader(data))
 		if err != nil {
@@ -134,6 +136,7 @@ func FuzzSnapshot(f *testing.F) {
 		for g := range next.Groups() {
 			next.ServiceAddr(g.ID)
 		}
+		next.SchemesAt(uint64(len(data)))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 
 	"bellwether/controller/state"
+	"bellwether/cscf/aka"
 	. "bellwether/cscf/cscftest"
 	"bellwether/cscf/digest"
 	"bellwether/cscf/hss"
@@ -83,6 +84,7 @@ func small(f *testing.F) (*token.Sealer, *state.State) {
 		{PutSubscribers: &state.PutSubscribers{Subscribers: []state.Subscriber{{
 			IMPI: "alice", Realm: Domain, Identities: []state.Identity{{URI: "sip:alice@ims.test"}, {URI: "tel:+4930111"}},
 			HA1: state.HA1{"MD5": digest.HA1(digest.MD5, "alice", Domain, "alice")},
+			AKA: &state.AKA{K: make([]byte, 16), OPc: make([]byte, 16), AMF: [2]byte{0x80}},
 		}}}},
 	} {
 		next, r := st.Apply(uint64(i+1), []state.Command{cmd})
@@ -112,11 +114,16 @@ func FuzzRoles(f *testing.F) {
 	store := ha.Memory()
 	f.Cleanup(func() { store.Close() })
 
+	v := aka.New(aka.Key{}, aka.Key{}).Vector([16]byte{1}, aka.NewSQN(uint64(time.Now().UnixMilli()), 0), [2]byte{0x80})
+	nonce := digest.AKANonce(v.RAND, v.AUTN)
 	const head = "Via: SIP/2.0/UDP 192.0.2.1;branch=z9hG4bK1\r\nFrom: <sip:alice@ims.test>;tag=1\r\nCall-ID: 1\r\n"
 	for _, s := range []string{
 		"REGISTER sip:ims.test SIP/2.0\r\n" + head + "To: <sip:alice@ims.test>\r\nCSeq: 1 REGISTER\r\nRoute: <sip:TOKENT@x;lr>\r\nPath: <sip:TOKENB@x;lr>\r\n" +
 			"Contact: <sip:a@192.0.2.1>;expires=60;q=0.5\r\nService-Route: <sip:TOKENO@x;lr>\r\nP-Associated-URI: <sip:alice@ims.test>\r\n" +
 			"Authorization: Digest username=\"alice\", realm=\"ims.test\", nonce=\"\", uri=\"sip:ims.test\", response=\"\", integrity-protected=yes\r\n\r\n",
+		"REGISTER sip:ims.test SIP/2.0\r\n" + head + "To: <sip:alice@ims.test>\r\nCSeq: 1 REGISTER\r\nRoute: <sip:TOKENT@x;lr>\r\n" +
+			"WWW-Authenticate: Digest realm=\"ims.test\", nonce=\"" + nonce + "\", algorithm=AKAv1-MD5, qop=\"auth\", ck=\"00\", IK = 00\r\n" +
+			"Authorization: Digest username=\"alice\", realm=\"ims.test\", nonce=\"" + nonce + "\", uri=\"sip:ims.test\", response=\"00\", algorithm=AKAv1-MD5, auts=\"AAAAAAAAAAAAAAAAAAA=\"\r\n\r\n",
 		"REGISTER sip:ims.test SIP/2.0\r\n" + head + "To: <sip:alice@ims.test>\r\nCSeq: 1 REGISTER\r\nRoute: <sip:TOKENT@x;lr>\r\nContact: *\r\nExpires: 0\r\n\r\n",
 		"INVITE sip:alice@ims.test SIP/2.0\r\n" + head + "To: <sip:alice@ims.test>\r\nCSeq: 1 INVITE\r\nRoute: <sip:TOKENO@x;lr>, <sip:x;lr>\r\n" +
 			"P-Asserted-Identity: <sip:alice@ims.test>\r\nP-Preferred-Identity: <tel:+49-30-111>\r\nPrivacy: id\r\n\r\n",

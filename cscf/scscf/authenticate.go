@@ -220,8 +220,9 @@ func (c *CSCF) check(method string, p proof, cred digest.Credentials) (v digest.
 }
 
 // again challenges once more, unless that has led nowhere too often: then a
-// phone that would go on for ever hears that it should not. A right answer is
-// let in all the same, or anybody could lock a user out.
+// phone that would go on for ever hears that it should not (TS 24.229
+// §5.4.1.2.3 lets us do either). A right answer is let in all the same, or
+// anybody could lock a user out.
 func (c *CSCF) again(r *transaction.Request, p proof, why attempt, of string, stale bool) {
 	if c.attempts.count(why, of, time.Now()) > maxAttempts {
 		r.ReplyStateless(403, "", nil)
