@@ -68,6 +68,7 @@ func TestBadInputForgedJoinTokens(t *testing.T) {
 			}
 		})
 		wg.Go(func() {
+			random := rand.New(rand.NewPCG(2, uint64(worker)))
 			for i := range 60 {
 				raw, err := net.Dial("tcp", addr)
 				if err != nil {
