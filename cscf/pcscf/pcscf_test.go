@@ -460,6 +460,18 @@ func TestFromThePhone(t *testing.T) {
 			p.Expect(202, "MESSAGE")
 		}
 	})
+	run(t, "a response of a lost transaction finds the connection of its phone", func(t *testing.T, b *bench) {
+		p := b.phone()
+		p.Reconnect("192.0.2.1:40000")
+		b.register(p)
+		m := p.Request("INVITE", "sip:bob@ims.test")
+		m.Set(sipmsg.ViaHeader, "SIP/2.0/TCP 192.0.2.1:5060;branch=z9hG4bKnorport")
+		p.Send(m)
+		toCore := b.s.Next()
+		b.start(b.e.Group)
+		b.s.Send(b.e, toCore.Response(200, "", "s"))
+		p.Expect(200, "INVITE")
+	})
 	run(t, "a response of a lost transaction finds its way, both ways", func(t *testing.T, b *bench) {
 		p := b.phone()
 		path := b.path(p)

@@ -88,12 +88,17 @@ type whim struct {
 }
 
 func (u *whim) Request(r *Request) {
-	switch u.rng.IntN(6) {
+	switch u.rng.IntN(7) {
 	case 0:
 		r.Reply(u.status(), "", nil)
+	case 6:
+		r.ReplyStateless(u.status(), "", nil)
 	case 1: // later
 		u.held = append(u.held, func() { u.forward(r) })
 	case 2: // never
+	case 3:
+		u.forward(r)
+		r.ReplyStateless(u.status(), "", nil)
 	default:
 		u.forward(r)
 	}
@@ -152,6 +157,7 @@ func ramble(t *testing.T, script []byte) {
 	u := &whim{env: env, rng: rng}
 	cfg := testConfig
 	cfg.Max = 20
+	cfg.Registering, cfg.Refusals = NewBudget(2), NewBudget(3)
 	l := New(cfg, env, u)
 	methods := []string{"INVITE", "INVITE", "INVITE", "ACK", "CANCEL", "BYE", "MESSAGE", "REGISTER", "X"}
 	for len(script) >= 2 {
@@ -170,7 +176,9 @@ func ramble(t *testing.T, script []byte) {
 		case 2, 3, 4: // a response to something that was sent, from anyone
 			if n := len(env.sent); n > 0 {
 				p := env.sent[arg%n]
-				if p.m.IsRequest() {
+				if p.m.IsRequest() && arg%11 == 0 {
+					receive(t, l, returned(p.m, nil), p.to) // a loop
+				} else if p.m.IsRequest() {
 					status := []int{100, 180, 183, 200, 202, 302, 401, 404, 408, 486, 487, 503, 603, 699}[rng.IntN(14)]
 					receive(t, l, string(p.m.Response(status, "", fmt.Sprint("t", arg%3)).Bytes()), p.to)
 				} else {
@@ -207,6 +215,9 @@ func ramble(t *testing.T, script []byte) {
 	}
 	if s, c := l.Len(); s != 0 || c != 0 {
 		t.Fatalf("left at the end: %d servers, %d clients", s, c)
+	}
+	if a, b := cfg.Registering.Used(), cfg.Refusals.Used(); a != 0 || b != 0 {
+		t.Fatalf("places taken at the end: %d of registrations, %d of refusals", a, b)
 	}
 	if n := env.live(); n != 0 {
 		t.Fatalf("%d timers left at the end", n)

@@ -67,7 +67,7 @@ func (r *Request) Reply(status int, reason string, edit func(resp *sipmsg.Messag
 // itself. So an answer to somebody unknown costs no memory. It is for requests
 // that were not forwarded; otherwise it is Reply.
 func (r *Request) ReplyStateless(status int, reason string, edit func(resp *sipmsg.Message)) {
-	if r.targets > 0 || status < 200 {
+	if r.targets > 0 || status < 200 || status == 408 {
 		r.Reply(status, reason, edit)
 		return
 	}
