@@ -280,20 +280,26 @@ func repairVias(s string) string {
 		if v, err = ParseVia(sentBy); err != nil {
 			return s
 		}
+		valid := 0
 		for p := range strings.SplitSeq(params, ";") {
 			if one := Params(";" + p); one.valid() {
 				v.Params += one
+				if valid++; valid == MaxParams {
+					break // an open quote may hide any number
+				}
 			}
 		}
 	}
-	out := v.String()
+	var out strings.Builder
+	out.WriteString(v.String())
 	for more {
 		element, rest, more = nextElement(rest)
 		if v, err := ParseVia(element); err == nil {
-			out += ", " + v.String()
+			out.WriteString(", ")
+			out.WriteString(v.String())
 		}
 	}
-	return out
+	return out.String()
 }
 
 // quotedNUL says whether every NUL is in a quoted string (RFC 3261 §25.1). It

@@ -153,6 +153,7 @@ func TestParseJudgesMessages(t *testing.T) {
 		{"a Via of another protocol", with("Via: SIP/2.0 -> Via: HTTP/2.0"), 400, false},
 		{"a Via with an empty element", with("branch=z9hG4bKx -> branch=x,"), 400, true},
 		{"a Via with an empty parameter", with("branch=z9hG4bKx -> ;"), 400, true},
+		{"a Via whose open quote hides parameters", with("branch=z9hG4bKx -> x=\"" + many(25_000, ";a")), 400, true},
 		{"a Via with an empty branch", with("branch=z9hG4bKx -> branch="), 400, true},
 		{"a Via with port 0", with("192.0.2.1:5060 -> 192.0.2.1:0"), 400, false},
 		{"a Via with a broken IPv6 address", with("192.0.2.1:5060 -> [2001:db8::1"), 400, false},
