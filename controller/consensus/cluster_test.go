@@ -3,6 +3,7 @@ package consensus
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -28,6 +29,8 @@ type cluster struct {
 	members []Member
 	running map[string]*member
 	tweak   func(*Config)
+
+	certificates func(node string) func() (*tls.Certificate, error) // nil: one for all the time
 }
 
 type member struct {
@@ -39,20 +42,34 @@ type member struct {
 // on a leader.
 func newCluster(t *testing.T, n int, tweak func(*Config)) *cluster {
 	t.Helper()
-	c, meshes := unfounded(t, n, tweak)
+	c := &cluster{tweak: tweak}
+	c.begin(t, n)
+	return c
+}
+
+// begin starts n members and waits until they have an identity and agree on a
+// leader.
+func (c *cluster) begin(t *testing.T, n int) {
+	t.Helper()
+	meshes := c.unfounded(t, n)
 	for i, m := range c.members {
 		c.startOn(m.Name, meshes[i])
 	}
 	for _, m := range c.running {
 		c.await(m, func(s *state.State) bool { return s.ClusterID() == "c1" })
 	}
-	return c
 }
 
 // unfounded is n members that have their ports and nothing else.
 func unfounded(t *testing.T, n int, tweak func(*Config)) (*cluster, []*mesh.Mesh) {
 	t.Helper()
-	c := &cluster{t: t, ca: meshtest.NewCA(t, "c1"), dir: t.TempDir(), running: make(map[string]*member), tweak: tweak}
+	c := &cluster{tweak: tweak}
+	return c, c.unfounded(t, n)
+}
+
+func (c *cluster) unfounded(t *testing.T, n int) []*mesh.Mesh {
+	t.Helper()
+	c.t, c.ca, c.dir, c.running = t, meshtest.NewCA(t, "c1"), t.TempDir(), make(map[string]*member)
 	meshes := make([]*mesh.Mesh, n)
 	for i := range n {
 		name := fmt.Sprintf("n%d", i+1)
@@ -60,12 +77,16 @@ func unfounded(t *testing.T, n int, tweak func(*Config)) (*cluster, []*mesh.Mesh
 		c.members = append(c.members, Member{Name: name, Addr: meshes[i].Addr().String()})
 	}
 	t.Cleanup(c.stop)
-	return c, meshes
+	return meshes
 }
 
 func (c *cluster) listen(name, addr string) *mesh.Mesh {
 	c.t.Helper()
-	m, err := mesh.Listen(c.ca.Config(c.t, name, addr))
+	cfg := c.ca.Config(c.t, name, addr)
+	if c.certificates != nil {
+		cfg.Certificate = c.certificates(name)
+	}
+	m, err := mesh.Listen(cfg)
 	if err != nil {
 		c.t.Fatal(err)
 	}

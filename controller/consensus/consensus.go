@@ -61,6 +61,10 @@ const (
 	// twice of it. Propose on a follower waits for it.
 	commitTimeout = 10 * time.Millisecond
 	rpcTimeout    = 2 * time.Second
+	// Idle connections to a member. When they end, for the age of their
+	// certificates, each costs a heartbeat that fails, and the leader can miss
+	// one, not several.
+	pooledStreams = 1
 	closeTimeout  = 5 * time.Second
 	keptSnapshots = 2
 )
@@ -260,7 +264,7 @@ func (c *Controller) open() (err error) {
 
 	streams := c.newStreams()
 	transport := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		ServerAddressProvider: streams, Logger: logger, Stream: streams, MaxPool: 3, Timeout: rpcTimeout,
+		ServerAddressProvider: streams, Logger: logger, Stream: streams, MaxPool: pooledStreams, Timeout: rpcTimeout,
 	})
 	// Without it, raft would quietly do without pre-vote, and a member that
 	// comes back would depose the leader.

@@ -1,14 +1,17 @@
 package consensus
 
 import (
+	"crypto/tls"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/raft"
 
+	"bellwether/controller/mesh"
 	"bellwether/controller/state"
 )
 
@@ -186,6 +189,30 @@ func TestAClusterThatHasBegunIsNotBegunAgain(t *testing.T) {
 	for _, m := range c.running {
 		eventually(t, func() bool { return m.Standing().Text != "" })
 		if s := m.Standing(); s.Phase != PhaseReturning || !strings.Contains(s.WhatToDo, "restore a backup") || m.raft.LastIndex() != 0 {
+			t.Errorf("%s says %+v", m.cfg.Node, s)
+		}
+	}
+}
+
+// With certificates that are about to run out, connections last for a second.
+// Through a dozen changes of connections nothing that is proposed fails.
+func TestTheMembersGoOnWhileConnectionsChangeOver(t *testing.T) {
+	t.Parallel()
+	const left = 2500 * time.Millisecond
+	c := &cluster{}
+	c.certificates = func(node string) func() (*tls.Certificate, error) {
+		return func() (*tls.Certificate, error) {
+			return c.ca.Issue(t, mesh.NodeURI(c.ca.ClusterID, node), time.Now().Add(left-time.Hour)), nil
+		}
+	}
+	c.begin(t, 3)
+	c.populate(1)
+	began := time.Now()
+	for i := 0; time.Since(began) < 2*left; i++ {
+		c.propose(c.followers()[i%2], state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: fmt.Sprintf("u%d", i)}})
+	}
+	for _, m := range c.running {
+		if s := m.Standing(); s != (Standing{Phase: PhaseMember}) {
 			t.Errorf("%s says %+v", m.cfg.Node, s)
 		}
 	}
