@@ -219,7 +219,7 @@ func TestJoiningIsRefusedInWords(t *testing.T) {
 	refused(token, n2.ConfigFile(), "the founder does not know this token", "replaced by a newer one")
 	moved := configured(t, n2, n3.Address.String()+":7400", n3.Address.String()+":7401")
 	refused(newer, moved, "node n1 lists the controllers [n1 "+n1.Address.String()+":7400", "node n2 lists", n3.Address.String()+":7401", "write the same cluster.controllers on every node")
-	even := configured(t, n2, "    - {name: n3, address: "+n3.Address.String()+":7400}\n", "")
+	even := configured(t, n2, fmt.Sprintf("    - {name: n3, address: %q}\n", n3.Address.String()+":7400"), "")
 	refused(newer, even, "there are 2 controllers; write 1, 3 or 5 of them")
 	if _, err := os.Stat(filepath.Join(identity.Dir(n2.DataDir()), "node.key")); err == nil {
 		t.Error("a refusal left a key behind")
@@ -261,16 +261,25 @@ func TestSplitListsDoNotBegin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wrong := strings.Replace(string(right), "{name: n3, address: "+n3.Address.String(), "{name: n4, address: "+freshNet()(4).String(), 1)
-	if err := os.WriteFile(n2.ConfigFile(), []byte(wrong), 0o600); err != nil {
+	wrong, err := os.ReadFile(configured(t, n2, fmt.Sprintf("{name: n3, address: %q}", n3.Address.String()+":7400"), fmt.Sprintf("{name: n4, address: %q}", freshNet()(4).String()+":7400")))
+	if err == nil {
+		err = os.WriteFile(n2.ConfigFile(), wrong, 0o600)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range c.Nodes {
+	// The two that differ meet before there is a majority; then the third one comes.
+	for _, n := range []*localcluster.Node{n1, n2} {
 		if err := n.Start(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, n := range []*localcluster.Node{n1, n2} {
+	for _, n := range []*localcluster.Node{n1, n2, n3} {
+		if n == n3 {
+			if err := n.Start(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		a := alarmed(t, n, "controllers_differs")
 		if a.Severity != "critical" || !strings.Contains(a.Text, "n3 "+n3.Address.String()) || !strings.Contains(a.Text, "n4 127.") || !strings.Contains(a.WhatToDo, "write the same cluster.controllers on every node") {
 			t.Errorf("%s says %+v", n.Name, a)
