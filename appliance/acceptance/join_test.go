@@ -219,7 +219,7 @@ func TestJoiningIsRefusedInWords(t *testing.T) {
 	refused(token, n2.ConfigFile(), "the founder does not know this token", "replaced by a newer one")
 	moved := configured(t, n2, n3.Address.String()+":7400", n3.Address.String()+":7401")
 	refused(newer, moved, "node n1 lists the controllers [n1 "+n1.Address.String()+":7400", "node n2 lists", n3.Address.String()+":7401", "write the same cluster.controllers on every node")
-	even := configured(t, n2, fmt.Sprintf("    - {name: n3, address: %q}\n", n3.Address.String()+":7400"), "")
+	even := configured(t, n2, fmt.Sprintf("    - {name: n3, address: %s}\n", n3.Address.String()+":7400"), "")
 	refused(newer, even, "there are 2 controllers; write 1, 3 or 5 of them")
 	if _, err := os.Stat(filepath.Join(identity.Dir(n2.DataDir()), "node.key")); err == nil {
 		t.Error("a refusal left a key behind")
@@ -261,7 +261,7 @@ func TestSplitListsDoNotBegin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wrong, err := os.ReadFile(configured(t, n2, fmt.Sprintf("{name: n3, address: %q}", n3.Address.String()+":7400"), fmt.Sprintf("{name: n4, address: %q}", freshNet()(4).String()+":7400")))
+	wrong, err := os.ReadFile(configured(t, n2, fmt.Sprintf("{name: n3, address: %s}", n3.Address.String()+":7400"), fmt.Sprintf("{name: n4, address: %s}", freshNet()(4).String()+":7400")))
 	if err == nil {
 		err = os.WriteFile(n2.ConfigFile(), wrong, 0o600)
 	}

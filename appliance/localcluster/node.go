@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -52,14 +53,26 @@ func (n *Node) config() string {
 		isolation = "process"
 	}
 	fmt.Fprintf(&b, "node:\n  name: %s\n  data_dir: %q\n  run_dir: %q\n  isolation: %s\n", n.Name, n.DataDir(), n.RunDir(), isolation)
-	at := func(a netip.Addr, port uint16) string { return netip.AddrPortFrom(a, port).String() }
-	fmt.Fprintf(&b, "cluster:\n  address: %q\n  controllers:\n", at(n.Address, n.spec.PortNode))
-	for _, m := range n.spec.Nodes {
-		fmt.Fprintf(&b, "    - {name: %s, address: %q}\n", m.Name, at(m.Address, n.spec.PortNode))
+	ip := func(a netip.Addr) string {
+		if a.Is6() {
+			return strconv.Quote(a.String()) // YAML reads colons and brackets
+		}
+		return a.String()
 	}
-	fmt.Fprintf(&b, "sip:\n  domain: %s\n  address: %q\n  p_cscf: %d\n  i_cscf: %d\n  s_cscf: %d\n", n.spec.Domain, n.Address.String(), n.spec.PortP, n.spec.PortI, n.spec.PortS)
+	at := func(a netip.Addr, port uint16) string {
+		s := netip.AddrPortFrom(a, port).String()
+		if a.Is6() {
+			s = strconv.Quote(s)
+		}
+		return s
+	}
+	fmt.Fprintf(&b, "cluster:\n  address: %s\n  controllers:\n", at(n.Address, n.spec.PortNode))
+	for _, m := range n.spec.Nodes {
+		fmt.Fprintf(&b, "    - {name: %s, address: %s}\n", m.Name, at(m.Address, n.spec.PortNode))
+	}
+	fmt.Fprintf(&b, "sip:\n  domain: %s\n  address: %s\n  p_cscf: %d\n  i_cscf: %d\n  s_cscf: %d\n", n.spec.Domain, ip(n.Address), n.spec.PortP, n.spec.PortI, n.spec.PortS)
 	if n.Address6.IsValid() {
-		fmt.Fprintf(&b, "  address6: %q\n", n.Address6.String())
+		fmt.Fprintf(&b, "  address6: %s\n", ip(n.Address6))
 	}
 	for _, line := range n.spec.SIP {
 		fmt.Fprintf(&b, "  %s\n", line)
@@ -70,7 +83,7 @@ func (n *Node) config() string {
 	}
 	// An empty list is not the same as none, which means one worker of each kind.
 	fmt.Fprintf(&b, "workers: [%s]\n", strings.Join(workers, ", "))
-	fmt.Fprintf(&b, "metrics:\n  listen: %q\n", at(n.Address, n.spec.PortHTTP))
+	fmt.Fprintf(&b, "metrics:\n  listen: %s\n", at(n.Address, n.spec.PortHTTP))
 	if len(n.spec.Flood) > 0 {
 		fmt.Fprintf(&b, "flood:\n  %s\n", strings.Join(n.spec.Flood, "\n  "))
 	}
