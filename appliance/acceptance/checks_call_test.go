@@ -471,7 +471,7 @@ func TestCheck42OwnRoutes(t *testing.T) {
 	t.Run("the same proxy twice", func(t *testing.T) {
 		t.Parallel()
 		host, c := freshNet(), sharedCluster(t)
-		user := subscribe(t, c, "c42-self", 1)[0]
+		user := subscribe(t, c, unique("c42-self", host), 1)[0]
 		caller := partyOf(t, newWire(t, host(1), c.Nodes[0].P()), user)
 		called := partyOf(t, newWire(t, host(2), c.Nodes[0].P()), user) // the same P- and S-CSCF, the user's
 		caller.enrol("Contact: <"+caller.contact(user)+">", "Expires: 0")
@@ -523,7 +523,7 @@ func TestCheck43InsideDialog(t *testing.T) {
 		t.Parallel()
 		c := start(t, alone, nil)
 		host := freshNet()
-		users := subscribe(t, c, "c43r", 2)
+		users := subscribe(t, c, unique("c43r", host), 2)
 		caller := partyOf(t, newWire(t, host(1), c.Nodes[0].P()), users[0])
 		called := partyOf(t, newWire(t, host(2), c.Nodes[0].P()), users[1])
 		invite, ok, got := talkBetween(caller, called)

@@ -19,8 +19,9 @@ import (
 // registered.
 func visitor(t testing.TB, c *localcluster.Cluster, prefix string) *party {
 	t.Helper()
-	w := newWire(t, freshNet()(1), c.Nodes[0].P())
-	w.user = subscribe(t, c, prefix, 1)[0]
+	host := freshNet()
+	w := newWire(t, host(1), c.Nodes[0].P())
+	w.user = subscribe(t, c, unique(prefix, host), 1)[0]
 	return w.listen(t)
 }
 

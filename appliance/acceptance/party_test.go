@@ -156,11 +156,16 @@ func (p *party) registration(more ...string) *sipmsg.Message {
 	return with(m, more...)
 }
 
+// unique is the prefix of users whom no other run of a test has.
+func unique(prefix string, host func(int) netip.Addr) string {
+	return fmt.Sprintf("%s-%d-", prefix, host(0).As4()[2])
+}
+
 // pairOf is a caller at the first node and one to be called at the second.
 func pairOf(t testing.TB, c *localcluster.Cluster, prefix, transport string) (caller, called *party) {
 	t.Helper()
 	host := freshNet()
-	users := subscribe(t, c, prefix, 2)
+	users := subscribe(t, c, unique(prefix, host), 2)
 	return partyOf(t, openWire(t, transport, host(1), c.Nodes[0].P()), users[0]),
 		partyOf(t, openWire(t, transport, host(2), c.Nodes[1].P()), users[1])
 }
@@ -169,7 +174,7 @@ func pairOf(t testing.TB, c *localcluster.Cluster, prefix, transport string) (ca
 func twoPhones(t testing.TB, c *localcluster.Cluster, prefix, transport string, q ...string) (caller, first, second *party) {
 	t.Helper()
 	host := freshNet()
-	users := subscribe(t, c, prefix, 2)
+	users := subscribe(t, c, unique(prefix, host), 2)
 	caller = partyOf(t, openWire(t, transport, host(1), c.Nodes[0].P()), users[0])
 	var phones []*party
 	for i := range 2 {
