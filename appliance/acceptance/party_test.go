@@ -124,6 +124,10 @@ func partyOf(t testing.TB, w *wire, user string, more ...string) *party {
 	w.user = user
 	p := w.listen(t)
 	resp := p.enrol(more...)
+	for end := time.Now().Add(5 * time.Second); resp.Status() == 401 && time.Now().Before(end); {
+		<-time.After(100 * time.Millisecond) // a worker that has not heard of the subscriber yet
+		resp = p.enrol(more...)
+	}
 	if resp.Status() != 200 {
 		t.Fatalf("REGISTER of %s was answered\n%s", user, resp.Bytes())
 	}

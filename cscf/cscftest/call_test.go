@@ -169,6 +169,7 @@ func TestCall(t *testing.T) {
 			"sip:+4930999@ims.test;user=phone": 604,
 		} {
 			invite := alice.Call("INVITE", uri)
+			c.Sleep(300 * time.Millisecond) // the I-CSCF looks twice
 			resp := alice.Next()
 			if resp.Status() != status {
 				t.Errorf("%s: %d, want %d", uri, resp.Status(), status)

@@ -28,6 +28,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"time"
 
 	"bellwether/controller/state"
 	"bellwether/cscf/digest"
@@ -273,11 +274,18 @@ func (c *CSCF) locate(r *transaction.Request, u sipmsg.URI) {
 		r.Reply(404, "", nil)
 		return
 	}
-	c.ask(r, u, ids)
+	c.ask(r, u, ids, againAfter)
 }
 
+// againAfter is the pause before the HSS is asked once more about a user who is
+// not registered. The copies of the cluster state follow each other within
+// milliseconds, and a call may come faster than that behind the registration
+// that it is for.
+const againAfter = 250 * time.Millisecond
+
 // ask tries the identities that a Request-URI may mean one after the other.
-func (c *CSCF) ask(r *transaction.Request, u sipmsg.URI, ids []string) {
+// Who is not registered is asked for again after a pause, 0 for not.
+func (c *CSCF) ask(r *transaction.Request, u sipmsg.URI, ids []string, pause time.Duration) {
 	hss.Await(r.Layer().Env().Post,
 		func(reply func(hss.LocationInfoAnswer, error)) {
 			c.cfg.HSS.LocationInfo(hss.LocationInfo{IMPU: ids[0]}, reply)
@@ -285,11 +293,17 @@ func (c *CSCF) ask(r *transaction.Request, u sipmsg.URI, ids []string) {
 		func(a hss.LocationInfoAnswer, err error) {
 			switch {
 			case errors.Is(err, hss.ErrUserUnknown) && len(ids) > 1:
-				c.ask(r, u, ids[1:])
+				c.ask(r, u, ids[1:], pause)
 			case errors.Is(err, hss.ErrUserUnknown) && u.Scheme == "tel":
 				r.Reply(404, "", nil) // somebody else may have the number
 			case errors.Is(err, hss.ErrUserUnknown):
 				r.Reply(604, "", nil)
+			case errors.Is(err, hss.ErrIdentityNotRegistered) && pause > 0:
+				r.Layer().Env().After(pause, func() {
+					if !r.Finished() {
+						c.ask(r, u, ids, 0)
+					}
+				})
 			case errors.Is(err, hss.ErrIdentityNotRegistered):
 				r.Reply(480, "", nil)
 			case err != nil:

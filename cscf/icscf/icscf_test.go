@@ -287,6 +287,21 @@ func TestLocate(t *testing.T) {
 			t.Errorf("%d requests went on", n)
 		}
 	})
+	run(t, "a call that is faster than the news of a registration finds its user", func(t *testing.T, b *bench) {
+		b.s[0].Send(b.e, b.request(b.s[0], "MESSAGE", "sip:alice@ims.test"))
+		b.Sleep(100 * time.Millisecond)
+		b.Apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: b.s[1].Group}})
+		b.Sleep(time.Second)
+		b.s[1].Send(b.e, b.arrived(t, b.s[1], "sip:alice@ims.test").Response(200, "", "s"))
+		b.s[0].Next()
+	})
+	run(t, "who is not registered is not there, after one more look", func(t *testing.T, b *bench) {
+		b.s[0].Send(b.e, b.request(b.s[0], "MESSAGE", "sip:alice@ims.test"))
+		b.Sleep(time.Second)
+		if resp := b.s[0].Next(); resp.Status() != 480 {
+			t.Errorf("status %d", resp.Status())
+		}
+	})
 	run(t, "a P-CSCF must not go past the S-CSCF", func(t *testing.T, b *bench) {
 		b.p.Send(b.e, b.request(b.p, "MESSAGE", "sip:alice@ims.test"))
 		if resp := b.p.Next(); resp.Status() != 403 {
