@@ -289,15 +289,15 @@ func TestLocate(t *testing.T) {
 	})
 	run(t, "a call that is faster than the news of a registration finds its user", func(t *testing.T, b *bench) {
 		b.s[0].Send(b.e, b.request(b.s[0], "MESSAGE", "sip:alice@ims.test"))
-		b.Sleep(100 * time.Millisecond)
+		b.Sleep(1100 * time.Millisecond) // the HSS has answered once
 		b.Apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: b.s[1].Group}})
-		b.Sleep(time.Second)
+		b.Sleep(2 * time.Second)
 		b.s[1].Send(b.e, b.arrived(t, b.s[1], "sip:alice@ims.test").Response(200, "", "s"))
 		b.s[0].Next()
 	})
 	run(t, "who is not registered is not there, after one more look", func(t *testing.T, b *bench) {
 		b.s[0].Send(b.e, b.request(b.s[0], "MESSAGE", "sip:alice@ims.test"))
-		b.Sleep(time.Second)
+		b.Sleep(5 * time.Second)
 		if resp := b.s[0].Next(); resp.Status() != 480 {
 			t.Errorf("status %d", resp.Status())
 		}
