@@ -3,11 +3,11 @@ export PATH := $(PATH):/usr/local/go/bin
 
 GO       ?= go
 PKG      ?= ./...
-FUZZTIME ?= 20s
+FUZZTIME ?= 30s
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
 FOLDERS  := appliance controller cscf ha media tui
 
-.PHONY: help build demo test test-race lint fuzz bench deps have-go clean
+.PHONY: help build demo test test-race lint fuzz bench docs deps have-go clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -35,7 +35,7 @@ lint: have-go ## check formatting and run go vet
 	if [ -n "$$unformatted" ]; then echo "not formatted; run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
 	CGO_ENABLED=1 $(GO) vet -race ./...
 
-fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 20s)
+fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 30s)
 	@set -e; grep -rl --include='*_test.go' '^func Fuzz' $(FOLDERS) | xargs -n 1 dirname | sort -u | while read -r dir; do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$dir/*_test.go); do \
 			echo "$$dir $$target"; \
@@ -45,6 +45,9 @@ fuzz: have-go ## fuzz every fuzz target for FUZZTIME (default: 20s)
 
 bench: have-go ## run the micro-benchmarks of PKG (default: all)
 	$(GO) test -run '^$$' -bench . -benchmem $(PKG)
+
+docs: have-go ## write docs/conformance.md, from the tests
+	$(GO) test -run TestConformanceIsDocumented -count=1 ./appliance/repo -update
 
 deps: ## install the programs that the tests run (Debian)
 	@packaging/deps.sh
