@@ -20,7 +20,7 @@ import (
 
 const (
 	conformance = "docs/conformance.md"
-	torture     = "cscf/sipmsg/testdata/rfc4475/outcomes.tsv"
+	torture     = "cscf/sipmsg/testdata/rfc4475/expected.tsv"
 	checks      = 50
 	bugClasses  = 34
 )
@@ -86,20 +86,13 @@ func claims(t *testing.T) []claim {
 // -update it writes it.
 func TestConformanceIsDocumented(t *testing.T) {
 	all := claims(t)
-	prefix := map[string]string{"Check": "TestCheck", "Bug class": "TestBugClass", "Bad input": "TestBadInput"}
-	for _, c := range all {
-		want := prefix[c.kind]
-		if c.number > 0 {
-			want += fmt.Sprintf("%02d", c.number)
-		}
-		if !strings.HasPrefix(c.test, want) {
-			t.Errorf("%s in %s proves %s %d; its name must begin with %s", c.test, c.pkg, c.kind, c.number, want)
-		}
-	}
 	for kind, most := range map[string]int{"Check": checks, "Bug class": bugClasses} {
 		for n := 1; n <= most; n++ {
-			if !slices.ContainsFunc(all, func(c claim) bool { return c.kind == kind && c.number == n }) {
-				t.Errorf("no test proves %s %d; write // %s %d (source): what it proves, above the one that does", kind, n, kind, n)
+			name := fmt.Sprintf("Test%s%02d", map[string]string{"Check": "Check", "Bug class": "BugClass"}[kind], n)
+			if !slices.ContainsFunc(all, func(c claim) bool {
+				return c.kind == kind && c.number == n && strings.HasPrefix(c.test, name)
+			}) {
+				t.Errorf("no %s... says that it proves %s %d; write // %s %d (source): what it proves, above the test that does", name, kind, n, kind, n)
 			}
 		}
 	}
@@ -143,12 +136,18 @@ func document(t *testing.T, all []claim) []byte {
 		"| source | what is proved | test |\n| --- | --- | --- |", spec)
 	var messages []string
 	for line := range strings.Lines(string(read(t, torture))) {
-		if f := strings.Split(strings.TrimSpace(line), "\t"); len(f) == 3 && !strings.HasPrefix(line, "#") {
-			messages = append(messages, row("`"+f[0]+"`", "RFC 4475 §"+f[1], f[2]))
+		if strings.HasPrefix(line, "#") {
+			continue
 		}
+		f := strings.Split(strings.TrimSpace(line), "\t")
+		if len(f) != 6 {
+			t.Fatalf("%s: a line of %d fields: %q", torture, len(f), line)
+		}
+		messages = append(messages, row("`"+f[0]+"`", "§"+f[1], f[2], f[3], f[4], f[5]))
 	}
-	table("Torture messages", "Each is a subtest of `TestTorture` in `appliance/acceptance`.",
-		"| message | source | outcome |\n| --- | --- | --- |", messages)
+	table("Messages of RFC 4475", "Each is a subtest of the tests `TestTorture...` in `appliance/acceptance`: sent by somebody who is not registered, by a registered phone with its hosts replaced, and over TCP. "+
+		"A number is the status of the answer, `none` that there is none.",
+		"| message | section | from a stranger | from a phone | over TCP | why |\n| --- | --- | --- | --- | --- | --- |", messages)
 	table("Bad input", "Each with the memory of the front and worker processes before and after, and with service going on for others.",
 		"| input | what is proved | test |\n| --- | --- | --- |", bad)
 	table("Bug classes", "What brought other SIP servers down between 2018 and 2026, sent to this one.",
