@@ -34,7 +34,11 @@ func (c *CSCF) fromPhone(r *transaction.Request) {
 	m.Add(sipmsg.PChargingVector, c.chargingVector(r.From.Flow))
 	c.enforceRoute(m, b)
 	if dialogForming(m.Method()) {
-		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID, r.From.Flow))
+		flow := r.From.Flow
+		if flow.Transport != b.Flow.Transport { // once for a large request; the dialog stays where the phone is registered
+			flow = b.Flow
+		}
+		m.Push(sipmsg.RecordRoute, c.routeURI(b.ID, flow))
 		c.table.talks(b.ID)
 	}
 	c.forwardFromPhone(r, m)
@@ -101,7 +105,7 @@ func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (refuse
 	switch b := c.table.binding(own.Binding); {
 	case b == nil && c.table.known(from.Flow, time.Now()):
 		return 481 // its phone, and all its dialogs, are forgotten
-	case b == nil || !sameFlow(b.Flow, from.Flow) && !c.table.owns(from.Flow, b.AOR):
+	case b == nil || !b.sends(from.Flow) && !c.table.owns(from.Flow, b.AOR):
 		return 403 // the token of somebody else's dialog
 	}
 	next, ok := c.nextToken(m)

@@ -230,3 +230,46 @@ func onlyInSubject(m *sipmsg.Message) bool {
 	}
 	return true
 }
+
+// A request that is too large for a datagram comes over TCP (RFC 3261
+// §18.1.1), from a phone that is registered over UDP.
+func TestLargeRequestOfAPhoneOnUDP(t *testing.T) {
+	for _, c := range []struct {
+		name, contact, from string
+		want                int // 0: it reaches the S-CSCF
+	}{
+		{"from the phone's host", "192.0.2.1:5060", "192.0.2.1:40000", 0},
+		{"from another host", "192.0.2.1:5060", "192.0.2.66:40000", 403},
+		{"from behind the same NAT", "10.0.0.7:5060", "192.0.2.1:40000", 403},
+		{"from behind the same NAT, which kept the phone's address but not its port", "192.0.2.1:5062", "192.0.2.1:40000", 403},
+	} {
+		run(t, c.name, func(t *testing.T, b *bench) {
+			p := b.phone()
+			p.Contact = "<sip:alice@" + c.contact + ">"
+			b.register(p)
+			own := b.dialog(p)
+			p.Drain()
+			large := b.NewPhone("a", c.from, "alice", aliceURI)
+			large.Reconnect(c.from)
+			large.Call("INVITE", "sip:bob@ims.test")
+			if c.want != 0 {
+				large.Expect(c.want, "INVITE")
+			} else {
+				m := b.nextOf("INVITE")
+				want(t, m, sipmsg.PAssertedIdentity, "<"+aliceURI+">")
+				if rr, _ := m.Value(sipmsg.RecordRoute); strings.Contains(rr, "tcp") {
+					t.Errorf("Record-Route %s; the phone is registered over UDP", rr)
+				}
+			}
+			m := large.Request("INFO", "sip:bob@192.0.2.9", "To: <sip:bob@ims.test>;tag=x")
+			m.Add(sipmsg.Route, own+", "+b.dialogRoute())
+			large.Drain()
+			large.Send(m)
+			if c.want != 0 {
+				large.Expect(c.want, "INFO")
+			} else {
+				b.nextOf("INFO")
+			}
+		})
+	}
+}

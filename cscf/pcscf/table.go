@@ -61,6 +61,26 @@ func sameFlow(a, b sipmsg.Flow) bool {
 	return keyOf(a) == keyOf(b)
 }
 
+// sends reports whether what comes over a flow comes from the binding's phone.
+// A phone that is registered over UDP sends what is too large for a datagram
+// over TCP (RFC 3261 §18.1.1). If its contact is the very address that it
+// registered from, no NAT is between us, and a connection from that address
+// can only be its own.
+func (b *binding) sends(flow sipmsg.Flow) bool {
+	if sameFlow(b.Flow, flow) {
+		return true
+	}
+	return b.Flow.Transport == sipmsg.UDP && flow.Transport == sipmsg.TCP &&
+		b.Flow.Remote.Addr() == flow.Remote.Addr() && slices.ContainsFunc(b.Contacts, func(contact string) bool {
+		u, err := sipmsg.ParseURI(contact)
+		if err != nil {
+			return false
+		}
+		at, ok := u.HostPort()
+		return ok && netip.AddrPortFrom(at.Addr().Unmap(), at.Port()) == b.Flow.Remote
+	})
+}
+
 func newTable(c *CSCF) *table {
 	return &table{
 		c: c, byID: make(map[uint64]*binding), byFlow: make(map[flowKey][]uint64),
@@ -97,7 +117,7 @@ func (t *table) sender(flow sipmsg.Flow, claimed []string, now time.Time) (*bind
 	defer t.mu.RUnlock()
 	for _, aor := range claimed {
 		for _, id := range t.byIdentity[aor] {
-			if b := t.byID[id]; b.live(now) && sameFlow(b.Flow, flow) {
+			if b := t.byID[id]; b.live(now) && b.sends(flow) {
 				as, _ := b.asserted(aor)
 				return b, as
 			}
@@ -134,13 +154,14 @@ func (t *table) known(flow sipmsg.Flow, now time.Time) bool {
 	return false
 }
 
-// owns reports whether a flow leads to a phone of that identity.
+// owns reports whether a flow is that of a phone of that identity.
 func (t *table) owns(flow sipmsg.Flow, aor string) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return slices.ContainsFunc(t.byFlow[keyOf(flow)], func(id uint64) bool {
+	p := t.users[aor]
+	return p != nil && slices.ContainsFunc(p.ids, func(id uint64) bool {
 		b := t.byID[id]
-		return b.AOR == aor && sameFlow(b.Flow, flow)
+		return !b.Gone && b.sends(flow)
 	})
 }
 
