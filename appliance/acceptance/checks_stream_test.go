@@ -38,8 +38,9 @@ func TestCheck13ContentLengthOfAStream(t *testing.T) {
 
 // Check 23 (RFC 3261 §18.1.1): a request above 1,300 bytes goes over TCP, with
 // TCP in its Via, to a phone that is registered over TCP; towards a phone that
-// is registered over UDP its flow wins; and the answer to a request over UDP
-// stays on UDP whatever its size.
+// is registered over UDP its flow wins; the answer to a request over UDP stays
+// on UDP whatever its size; and a phone that is registered over UDP may send a
+// large request over TCP.
 func TestCheck23LargeRequests(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("x", 2500)
@@ -66,6 +67,19 @@ func TestCheck23LargeRequests(t *testing.T) {
 		if a := refused(t, p.caller, text(l, ""), 200); len(a.raw) < 1500 {
 			t.Errorf("the answer has only %d bytes", len(a.raw))
 		}
+	})
+	t.Run("from a phone over UDP, which sends it over TCP", func(t *testing.T) {
+		t.Parallel()
+		p := newParties(t, "chk23t", "UDP", "UDP", always(200))
+		users := []string{p.caller.user, p.caller.serviceRoute}
+		p.caller = dialWire(t, p.addr(1), p.n.P())
+		p.caller.user, p.caller.serviceRoute = users[0], users[1]
+		if m, raw := p.deliver(t, text(p.caller.initial("MESSAGE", p.peer), big)); string(m.Body()) != big {
+			t.Errorf("the callee gets\n%s", raw)
+		}
+		neighbour := dialWire(t, p.addr(9), p.n.P())
+		neighbour.user, neighbour.serviceRoute = users[0], users[1]
+		refused(t, neighbour, text(neighbour.initial("MESSAGE", p.peer), big), 403)
 	})
 }
 
