@@ -90,7 +90,7 @@ func found(cfg *config.Config, name string) (*pki.CA, error) {
 	case err != nil:
 		return nil, err
 	default:
-		if _, err := pki.NodeName(dir); err == nil {
+		if _, err := pki.LoadCluster(dir); err == nil {
 			return nil, fmt.Errorf("cluster %s (%s) is founded already; certify other nodes with bellwether cluster token NODE", ca.Name, ca.ID)
 		}
 	}

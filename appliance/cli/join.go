@@ -215,8 +215,8 @@ func (a *app) joinFrom(arg string) (joinSource, error) {
 	return joinSource{byToken: byToken, text: text}, nil
 }
 
-// present is the certificate of this node that is there and has run out, nil
-// where there is none. One that is good is an error, as is another cluster's.
+// present is the cluster of a certificate of this node that is there and has
+// run out, or was made while a clock was ahead; nil where there is none. One that is good is an error, as is another cluster's.
 func present(cfg *config.Config) (*pki.Cluster, error) {
 	dir := identity.Dir(cfg.Node.DataDir)
 	there, err := pki.LoadCluster(dir)
@@ -227,7 +227,7 @@ func present(cfg *config.Config) (*pki.Cluster, error) {
 		return nil, fmt.Errorf("look for a certificate that is there: %w", err)
 	}
 	cert, err := pki.ReadNode(dir)
-	if err == nil && cert.Node == cfg.Node.Name && cert.Expired(time.Now()) {
+	if now := time.Now(); err == nil && cert.Node == cfg.Node.Name && (cert.Expired(now) || cert.Early(now)) {
 		return &there, nil
 	}
 	return nil, fmt.Errorf("this node belongs to cluster %s (%s) already; give it another node.data_dir to join a new one", clean(there.Name), there.ID)
@@ -253,7 +253,12 @@ func joinByToken(ctx context.Context, cfg *config.Config, text string, old *pki.
 	if old != nil && old.ID != t.ClusterID {
 		return nil, fmt.Errorf("this node belongs to cluster %s (%s) already; give it another node.data_dir to join a new one", clean(old.Name), old.ID)
 	}
-	// Found out now, a folder that cannot be written costs no token.
+	// Found out now, a folder that cannot be used costs no token.
+	if old == nil {
+		if err := pki.Vacant(identity.Dir(cfg.Node.DataDir)); err != nil {
+			return nil, fmt.Errorf("look for room for the certificate: %w; move it away if no node needs it", err)
+		}
+	}
 	if err := os.MkdirAll(identity.Dir(cfg.Node.DataDir), 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the certificate: %w", err)
 	}
@@ -262,15 +267,13 @@ func joinByToken(ctx context.Context, cfg *config.Config, text string, old *pki.
 	if err != nil {
 		return nil, fmt.Errorf("join the cluster: %w", err)
 	}
-	if err := keep(cfg, j.Bundle, old); err != nil {
-		return nil, err
-	}
+	// The mark comes first: a node without it could begin the cluster anew.
 	if j.Begun {
 		if err := identity.MarkBegun(cfg.Node.DataDir); err != nil {
 			return nil, err
 		}
 	}
-	return j.Bundle, nil
+	return j.Bundle, keep(cfg, j.Bundle, old)
 }
 
 func joinByFile(cfg *config.Config, path string, file []byte, old *pki.Cluster) (*pki.Bundle, error) {
@@ -297,19 +300,22 @@ func (a *app) clusterRenew() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			id, err := identity.Load(cfg.Node.DataDir, cfg.Node.Name)
-			if err != nil {
-				return err
-			}
-			m, err := mesh.Dialer(id.Mesh("", slog.New(slog.DiscardHandler)))
-			if err != nil {
-				return err
-			}
-			defer m.Close()
-			_, others := joining.Members(cfg)
 			r := &joining.Renewer{
-				Dir: id.Dir(), CADir: caDir(cfg), Node: cfg.Node.Name, Addresses: []netip.Addr{cfg.Cluster.Address.Addr()},
-				Others: others, Dial: m.Dial,
+				Dir: identity.Dir(cfg.Node.DataDir), CADir: caDir(cfg), Node: cfg.Node.Name, Addresses: []netip.Addr{cfg.Cluster.Address.Addr()},
+			}
+			// Where the CA is, also a certificate that is no longer good will do.
+			if !joining.Founder(r.CADir) {
+				id, err := identity.Load(cfg.Node.DataDir, cfg.Node.Name)
+				if err != nil {
+					return err
+				}
+				m, err := mesh.Dialer(id.Mesh("", slog.New(slog.DiscardHandler)))
+				if err != nil {
+					return err
+				}
+				defer m.Close()
+				_, r.Others = joining.Members(cfg)
+				r.Dial = m.Dial
 			}
 			cert, err := r.Renew(cmd.Context())
 			if err != nil {

@@ -45,7 +45,7 @@ func Load(dataDir, node string) (*Identity, error) {
 	dir := Dir(dataDir)
 	c, err := pki.LoadCluster(dir)
 	_, certified := os.Stat(filepath.Join(dir, pki.NodeFile))
-	if errors.Is(err, fs.ErrNotExist) && errors.Is(certified, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && (errors.Is(certified, fs.ErrNotExist) || pki.Vacant(dir) == nil) {
 		return nil, fmt.Errorf("node %s belongs to no cluster yet: %s has no certificates; run 'bellwether cluster init' on the first node, or here 'bellwether cluster join' with what 'bellwether cluster token %s' prints there", node, dir, node)
 	}
 	if errors.Is(err, fs.ErrPermission) {
@@ -68,6 +68,10 @@ func Load(dataDir, node string) (*Identity, error) {
 	if now := time.Now(); cert.Expired(now) {
 		return nil, fmt.Errorf("the certificate of node %s ran out on %s; run 'bellwether cluster token %s' on the first node and here 'bellwether cluster join' with what it prints (is the clock right? it is %s)",
 			node, cert.NotAfter.UTC().Format(time.DateTime), node, now.UTC().Format(time.DateTime))
+	}
+	if now := time.Now(); cert.Early(now) {
+		return nil, fmt.Errorf("the certificate of node %s is good only from %s, and this machine's clock says %s; set the clock, or, if it is right, run 'bellwether cluster renew' where the cluster was founded, elsewhere 'bellwether cluster join' with what 'bellwether cluster token %s' prints there",
+			node, cert.NotBefore.UTC().Format(time.DateTime), now.UTC().Format(time.DateTime), node)
 	}
 	root, err := pki.LoadCACert(dir)
 	if err != nil {
@@ -96,10 +100,22 @@ func MarkBegun(dataDir string) error {
 	if Begun(dataDir) {
 		return nil
 	}
-	if err := os.WriteFile(filepath.Join(Dir(dataDir), begunFile), nil, 0o600); err != nil {
+	err := os.WriteFile(filepath.Join(Dir(dataDir), begunFile), nil, 0o600)
+	if err == nil {
+		err = syncDir(Dir(dataDir))
+	}
+	if err != nil {
 		return fmt.Errorf("mark the cluster as begun: %w", err)
 	}
 	return nil
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // Mesh is the mesh's configuration for this node at an address. The

@@ -117,7 +117,7 @@ func (r *Renewer) Run(ctx context.Context) {
 		pause := renewAtLeast
 		if err == nil {
 			pause = min(max(time.Until(c.RenewAt()), lookAtLeast), lookAtMost)
-			if !time.Now().Before(c.RenewAt()) {
+			if c.Due(time.Now()) {
 				next, renewErr := r.Renew(ctx)
 				if err = renewErr; err == nil {
 					r.Log.Info("the certificate is renewed", "until", next.NotAfter.UTC())
@@ -149,10 +149,10 @@ func (r *Renewer) Status() (c pki.Certificate, last, err error) {
 }
 
 // RenewHere renews, where the CA is, a certificate that has run out while the
-// node was off. What cannot be renewed is left as it is: loading it says more.
+// node was off, or was made while its clock was ahead. What cannot be renewed is left as it is: loading it says more.
 func RenewHere(dir, caDir, node string, addr netip.Addr) {
 	c, err := pki.ReadNode(dir)
-	if err != nil || c.Node != node || time.Now().Before(c.RenewAt()) || !Founder(caDir) {
+	if err != nil || c.Node != node || !c.Due(time.Now()) || !Founder(caDir) {
 		return
 	}
 	r := &Renewer{Dir: dir, CADir: caDir, Node: node, Addresses: []netip.Addr{addr}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/pem"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"bellwether/appliance/identity"
@@ -144,4 +146,35 @@ func TestSilentStrangersDoNotKeepOthersOut(t *testing.T) {
 	for _, c := range held {
 		_ = c.Close()
 	}
+}
+
+// TestACertificateFromTheFutureIsRenewed: the founder's clock was years ahead
+// when it started, and renewed its certificate; now the clock is right.
+func TestACertificateFromTheFutureIsRenewed(t *testing.T) {
+	data := t.TempDir()
+	dir, caDir := identity.Dir(data), identity.CADir(data)
+	synctest.Test(t, func(t *testing.T) {
+		ca, err := pki.CreateCA("c1", "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := pki.IssueBundle(ca, "n1", nil)
+		if err := errors.Join(err, ca.Save(caDir), b.WriteDir(dir)); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(3 * 365 * 24 * time.Hour)
+		RenewHere(dir, caDir, "n1", netip.MustParseAddr("127.0.0.1"))
+		if _, err := identity.Load(data, "n1"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // begins with the same time again
+		if _, err := identity.Load(data, "n1"); err == nil || !strings.Contains(err.Error(), "set the clock") {
+			t.Errorf("a certificate that is not good yet: %v", err)
+		}
+		RenewHere(dir, caDir, "n1", netip.MustParseAddr("127.0.0.1"))
+		if _, err := identity.Load(data, "n1"); err != nil {
+			t.Error(err)
+		}
+	})
 }

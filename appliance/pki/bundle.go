@@ -71,8 +71,8 @@ func (b *Bundle) files() ([]file, error) {
 	return []file{
 		{NodeKeyFile, b.key, 0o600},
 		{NodeFile, b.Cert, 0o644},
-		{CAFile, b.CA, 0o644},
 		{ClusterFile, append(cluster, '\n'), 0o644},
+		{CAFile, b.CA, 0o644}, // the last: it makes the directory a node's
 	}, nil
 }
 
@@ -86,6 +86,16 @@ func (b *Bundle) WriteDir(dir string) error {
 		return fmt.Errorf("write bundle for node %s: %w", b.Node, err)
 	}
 	return nil
+}
+
+// Vacant says why WriteDir would refuse a directory. One that is not there yet
+// is vacant.
+func Vacant(dir string) error {
+	files, err := new(Bundle).files()
+	if err != nil {
+		return err
+	}
+	return makeRoom(dir, files, false)
 }
 
 // WriteTar writes the bundle as a tar archive.

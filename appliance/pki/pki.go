@@ -13,7 +13,8 @@
 //
 // Failure modes: files that are missing, not PEM, or do not belong together
 // are refused when loaded, with the file's name. A Replace that is cut short
-// leaves the old pair or the new one.
+// leaves the old pair or the new one; what is written anew and cut short is not
+// taken for a CA or a node, and the next attempt begins again.
 package pki
 
 import (

@@ -12,14 +12,13 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"bellwether/controller/mesh"
 )
 
 const (
-	nextKeyFile  = NodeKeyFile + ".new" // the key of a node.pem that was just replaced
-	nextNodeFile = NodeFile + ".new"
+	newSuffix    = ".new"
+	nextKeyFile  = NodeKeyFile + newSuffix // the key of a node.pem that was just replaced
+	nextNodeFile = NodeFile + newSuffix
 	loadAttempts = 3
 )
 
@@ -52,14 +51,11 @@ func (b *Bundle) Replace(dir string) error {
 }
 
 func (b *Bundle) replace(dir string) error {
-	lock, err := os.Open(dir)
+	lock, err := lockDir(dir)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", dir, err)
-	}
 	ca, err := readSmall(filepath.Join(dir, CAFile))
 	if err != nil {
 		return err
@@ -109,6 +105,10 @@ func (c Certificate) RenewAt() time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
 }
 
+// Due reports whether the certificate is to be renewed: two thirds of its
+// lifetime are over, or it has not begun.
+func (c Certificate) Due(now time.Time) bool { return !now.Before(c.RenewAt()) || c.Early(now) }
+
 // Overdue reports whether the certificate ought to have been renewed for
 // longer than a tenth of its lifetime.
 func (c Certificate) Overdue(now time.Time) bool {
@@ -123,6 +123,10 @@ func (c Certificate) Stale(now time.Time) bool {
 
 // Expired reports whether the certificate has run out.
 func (c Certificate) Expired(now time.Time) bool { return now.After(c.NotAfter) }
+
+// Early reports whether the certificate is not good yet: the clock was ahead
+// when it was made, or is behind now.
+func (c Certificate) Early(now time.Time) bool { return now.Before(c.NotBefore) }
 
 // ReadNode reads what the certificate in dir says.
 func ReadNode(dir string) (Certificate, error) {

@@ -7,11 +7,14 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,5 +200,84 @@ func TestAnotherLifetime(t *testing.T) {
 	}
 	if _, err := pki.LoadCA(dir); err == nil || !strings.Contains(err.Error(), "does not hold a duration") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestWhatIsCutShortIsBegunAgain: a process that dies between any two files
+// leaves neither a CA nor a node, and nothing that the next attempt trips over.
+func TestWhatIsCutShortIsBegunAgain(t *testing.T) {
+	ca := newCA(t, "c1")
+	bundle := issue(t, ca, "a")
+	for _, kind := range []struct {
+		name  string
+		files []string // in the order in which they are written
+		write func(dir string) error
+		read  func(dir string) error
+	}{
+		{"a CA", []string{pki.CAKeyFile, pki.CAFile}, ca.Save, func(dir string) error {
+			_, err := pki.LoadCA(dir)
+			return err
+		}},
+		{"a node", []string{pki.NodeKeyFile, pki.NodeFile, pki.ClusterFile, pki.CAFile}, bundle.WriteDir, func(dir string) error {
+			_, err := pki.ReadDir(dir)
+			return err
+		}},
+	} {
+		for written := range len(kind.files) + 1 {
+			t.Run(fmt.Sprintf("%s of which %d files are written", kind.name, written), func(t *testing.T) {
+				dir := t.TempDir()
+				names := append([]string{"unfinished"}, kind.files[:written]...)
+				if written == len(kind.files) {
+					names[written] += ".new" // the last one is there only with all its content
+				}
+				for _, name := range names {
+					if err := os.WriteFile(filepath.Join(dir, name), []byte("half"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := pki.LoadCluster(dir); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("it is taken for a cluster's: %v", err)
+				}
+				if kind.name == "a node" {
+					if err := pki.Vacant(dir); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := kind.write(dir); err != nil {
+					t.Fatal(err)
+				}
+				if err := kind.read(dir); err != nil {
+					t.Error(err)
+				}
+				entries, err := os.ReadDir(dir)
+				if err != nil || len(entries) != len(kind.files) {
+					t.Errorf("afterwards there are %v, %v", entries, err)
+				}
+				if err := kind.write(dir); err == nil {
+					t.Error("what is complete is overwritten")
+				}
+			})
+		}
+	}
+}
+
+// TestOfSeveralWritersOneWins: two founders at once do not mix their files.
+func TestOfSeveralWritersOneWins(t *testing.T) {
+	for range 20 {
+		dir := filepath.Join(t.TempDir(), "ca")
+		var wg sync.WaitGroup
+		var won atomic.Int32
+		for i := range 4 {
+			ca := newCA(t, fmt.Sprintf("c%d", i))
+			wg.Go(func() {
+				if ca.Save(dir) == nil {
+					won.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if _, err := pki.LoadCA(dir); err != nil || won.Load() != 1 {
+			t.Fatalf("%d wrote it, and it reads %v", won.Load(), err)
+		}
 	}
 }
