@@ -114,6 +114,9 @@ func (c *Cluster) Apply(cmd state.Command) state.Result {
 func (c *Cluster) apply(cmd state.Command) state.Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if a := cmd.Assign; a != nil {
+		delete(c.reserved, string(a.Kind)+" "+a.User)
+	}
 	next, r := c.state.Apply(c.state.Index()+1, []state.Command{cmd})
 	c.state = next
 	return r[0]

@@ -103,6 +103,19 @@ func (p *Phone) Next() *sipmsg.Message {
 	return nil
 }
 
+// Take takes the oldest message that the phone received, if there is one.
+func (p *Phone) Take() (*sipmsg.Message, bool) {
+	p.c.Settle()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.inbox) == 0 {
+		return nil, false
+	}
+	m := p.inbox[0]
+	p.inbox = p.inbox[1:]
+	return m, true
+}
+
 // Expect takes the next message, which must be a response of that status, or
 // for 0 a request of that method.
 func (p *Phone) Expect(status int, method string) *sipmsg.Message {

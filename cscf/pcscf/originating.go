@@ -95,14 +95,16 @@ func (c *CSCF) enforceRoute(m *sipmsg.Message, b *binding) {
 
 // dialogFromPhone prepares a request inside a dialog, or the ACK of a 2xx:
 // its route set must lead through us, by a token of the phone's own, and then
-// on to an S-CSCF, which knows whether there is such a dialog. refused is the
-// status to answer, 0 for none.
+// on to an S-CSCF, which knows whether there is such a dialog and is told whose
+// phone it is, so that it knows whether it is in it. refused is the status to
+// answer, 0 for none.
 func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (refused int) {
 	own, ok := c.popOwn(m)
 	if !ok {
 		return 403
 	}
-	switch b := c.table.binding(own.Binding); {
+	b := c.table.binding(own.Binding)
+	switch {
 	case b == nil && c.table.known(from.Flow, time.Now()):
 		return 481 // its phone, and all its dialogs, are forgotten
 	case b == nil || !b.sends(from.Flow) && !c.table.owns(from.Flow, b.AOR):
@@ -113,6 +115,7 @@ func (c *CSCF) dialogFromPhone(m *sipmsg.Message, from transaction.Peer) (refuse
 		return 403 // no phone may skip the S-CSCF, or begin a dialog in its middle
 	}
 	cleanRequestFromPhone(m)
+	m.Add(sipmsg.PAssertedIdentity, "<"+b.Identities[0].URI+">")
 	return 0
 }
 

@@ -26,7 +26,7 @@ import (
 // Limits of what is remembered.
 const (
 	dialogLife  = 12 * time.Hour   // a session that nothing was heard of
-	answerLife  = 5 * time.Minute  // a SUBSCRIBE or REFER without any answer; a session that a restart found ringing
+	answerLife  = 5 * time.Minute  // what waits for an answer and heard none, or since the last 1xx: longer than Timer C
 	lingerLife  = 32 * time.Second // after the end, for repeats and for what crossed it
 	longestSub  = 600000 * time.Second
 	usualSub    = 2 * time.Hour // of a SUBSCRIBE that asks for no interval
@@ -39,7 +39,7 @@ const (
 // Why a request is in no dialog of ours.
 var (
 	errNoDialog = errors.New("there is no such dialog")
-	errStranger = errors.New("From is not the dialog's")
+	errStranger = errors.New("sender is no party of the dialog")
 	errTooMany  = errors.New("too many dialogs")
 )
 
@@ -73,11 +73,13 @@ type dialogSet struct {
 	Called  string            `cbor:"4,keyasint"` // Request-URI
 	Halves  map[string]string `cbor:"5,keyasint"` // of its session: the state of each half that is here
 	Started time.Time         `cbor:"6,keyasint"`
-	Heard   time.Time         `cbor:"7,keyasint"`           // last request inside the session, to the hour
+	Heard   time.Time         `cbor:"7,keyasint"`           // last request inside the session, to the hour; before its 2xx, last 1xx
 	Open    time.Time         `cbor:"8,keyasint"`           // until then a NOTIFY may add a dialog (RFC 6665 §4.4.1)
 	Sub     time.Duration     `cbor:"9,keyasint,omitempty"` // how long a subscription that it begins may last
 	Dialogs []dialog          `cbor:"10,keyasint"`
 	Owner   string            `cbor:"11,keyasint,omitempty"` // IMPI of the one who began, if this group serves it
+	By      string            `cbor:"12,keyasint,omitempty"` // identity that was asserted of the one who began
+	Callee  string            `cbor:"13,keyasint,omitempty"` // IMPI of the one who was called, if this group serves it
 }
 
 // dialogs are the sets of a group.
@@ -104,8 +106,12 @@ func text(s string) string {
 // ends is when nothing of a set is left.
 func (e *dialogSet) ends() time.Time {
 	end := e.Open
-	if len(e.Halves) > 0 {
+	switch {
+	case len(e.Halves) == 0:
+	case e.confirmed():
 		end = later(end, e.Heard.Add(dialogLife))
+	default:
+		end = later(end, e.Heard.Add(answerLife))
 	}
 	for i := range e.Dialogs {
 		end = later(end, e.Dialogs[i].Until)
@@ -169,15 +175,25 @@ func (l *dialogs) forget(k hash, e *dialogSet) {
 	}
 }
 
-// begin remembers a request that may form dialogs, before it is sent on; owner
-// is the IMPI of its sender for the originating half, else "". It is an error
-// if there are as many already as can be remembered, in all or of one owner.
-func (l *dialogs) begin(m *sipmsg.Message, half, owner string, now time.Time) (hash, error) {
+// begin remembers a request that may form dialogs, before it is sent on; user is
+// the IMPI of the one whom the half serves. The error is errTooMany if there are
+// as many already as can be remembered, in all or of one who begins them, and
+// errStranger if somebody else began one of the same Call-ID and tag, which is
+// no accident.
+func (l *dialogs) begin(m *sipmsg.Message, half, user string, now time.Time) (hash, error) {
+	owner := ""
+	if half == Originating {
+		owner = user
+	}
+	by, _ := asserted(m)
 	k := hashOf(m.CallID(), m.FromTag())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sweep(now)
 	e := l.sets[k]
+	if e != nil && e.By != text(by) {
+		return k, errStranger
+	}
 	if e == nil {
 		if len(l.sets) >= l.c.cfg.MaxDialogs || owner != "" && l.owned[owner] >= l.c.cfg.MaxOwned {
 			return k, errTooMany
@@ -186,9 +202,12 @@ func (l *dialogs) begin(m *sipmsg.Message, half, owner string, now time.Time) (h
 		to, _ := m.To()
 		e = &dialogSet{
 			CallID: text(m.CallID()), From: text(from.URI), To: text(to.URI), Called: text(m.RequestURI()),
-			Halves: make(map[string]string), Started: now, Heard: now, Owner: strings.Clone(owner),
+			Halves: make(map[string]string), Started: now, Heard: now, Owner: strings.Clone(owner), By: text(by),
 		}
 		l.keep(k, e)
+	}
+	if half == Terminating {
+		e.Callee = strings.Clone(user)
 	}
 	switch m.Method() {
 	case "INVITE":
@@ -252,6 +271,12 @@ func (l *dialogs) heard(k hash, half string, m *sipmsg.Message, now time.Time) {
 			}
 		}
 	}
+	if method == "INVITE" && status < 200 && !e.confirmed() {
+		changed = changed || now.Sub(e.Heard) >= time.Minute // what is stored may be that old
+		if changed {
+			e.Heard = now
+		}
+	}
 	for of, state := range e.Halves {
 		if half != "" && half != of || method != "INVITE" {
 			continue
@@ -291,12 +316,13 @@ func (l *dialogs) dropped(k hash, half string, now time.Time) {
 	l.settle(k, e, now)
 }
 
-// inside takes a request inside a dialog, which it may end: the error is
-// errNoDialog if we know none, errStranger if its sender calls himself
-// something else than when the dialog began (RFC 3261 §12.2.1.1). A NOTIFY
-// forms a dialog if it comes before the answer to its SUBSCRIBE, or from
+// inside takes a request inside a dialog, which it may end; sender is the
+// identity that a P-CSCF asserts of its sender, "" if that is for another S-CSCF
+// to know. The error is errNoDialog if we know none, errStranger if the sender
+// is not in it, or calls himself something else than when the dialog began (RFC
+// 3261 §12.2.1.1). A NOTIFY forms a dialog if it comes before the answer to its SUBSCRIBE, or from
 // another fork (RFC 6665 §4.4.1).
-func (l *dialogs) inside(m *sipmsg.Message, now time.Time) error {
+func (l *dialogs) inside(m *sipmsg.Message, sender string, now time.Time) error {
 	from, err := m.From()
 	if err != nil {
 		return errNoDialog
@@ -307,9 +333,12 @@ func (l *dialogs) inside(m *sipmsg.Message, now time.Time) error {
 	if e == nil {
 		return errNoDialog
 	}
-	party := e.From
+	party, user := e.From, e.Owner
 	if answerer {
-		party = e.To
+		party, user = e.To, e.Callee
+	}
+	if sender != "" && !l.c.users.owns(user, sender) {
+		return errStranger
 	}
 	d := e.find(tag)
 	added := false
@@ -331,18 +360,19 @@ func (l *dialogs) inside(m *sipmsg.Message, now time.Time) error {
 }
 
 // of finds the set of a request inside a dialog, the tag of the side that
-// answered, and whether that side sends.
+// answered, and whether that side sends. Where both tags began something, it is
+// the set that has the dialog.
 func (l *dialogs) of(m *sipmsg.Message, now time.Time) (k hash, e *dialogSet, tag hash, answerer bool) {
 	callID, from, to := m.CallID(), m.FromTag(), m.ToTag()
-	k = hashOf(callID, from)
-	if e = l.sets[k]; e != nil && now.Before(e.ends()) {
-		return k, e, hashOf("", to), false
+	began, answered := hashOf(callID, from), hashOf(callID, to)
+	first, second := l.sets[began], l.sets[answered]
+	if second != nil && now.Before(second.ends()) && (first == nil || first.find(hashOf("", to)) == nil) {
+		return answered, second, hashOf("", from), true
 	}
-	k = hashOf(callID, to)
-	if e = l.sets[k]; e != nil && now.Before(e.ends()) {
-		return k, e, hashOf("", from), true
+	if first != nil && now.Before(first.ends()) {
+		return began, first, hashOf("", to), false
 	}
-	return k, nil, hash{}, false
+	return began, nil, hash{}, false
 }
 
 // sameParty compares the URI of a From header with what was kept of another.
@@ -456,7 +486,7 @@ func (l *dialogs) load(r ha.Record, now time.Time) error {
 		e.Halves = make(map[string]string)
 	}
 	if len(e.Halves) > 0 && !e.confirmed() {
-		e.Heard = now.Add(answerLife - dialogLife)
+		e.Heard = now
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

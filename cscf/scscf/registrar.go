@@ -248,6 +248,30 @@ func (g *registrar) bound(impi string, set int, now time.Time) []contact {
 	return out
 }
 
+// owns reports whether a public identity is one of a user, registered or not. A
+// user of whom nothing is known any more may still leave its calls.
+func (g *registrar) owns(impi, aor string) bool {
+	if impi == "" {
+		return false
+	}
+	p, ok := hss.Profile{}, false
+	if g.c.live != nil {
+		p, ok = g.c.live.Profile(impi)
+	}
+	if !ok {
+		g.mu.RLock()
+		if u := g.users[impi]; u != nil && u.Profile.IMPI != "" {
+			p, ok = u.Profile, true
+		}
+		g.mu.RUnlock()
+	}
+	if ok {
+		_, ok = p.Identity(aor)
+		return ok
+	}
+	return true
+}
+
 // registered reports whether the group serves the identity.
 func (g *registrar) registered(aor string) bool {
 	g.mu.RLock()

@@ -226,7 +226,7 @@ func (c *CSCF) Request(r *transaction.Request) {
 	case mode == token.Term && from.Kind == state.ICSCF:
 		c.terminating(r)
 	case mode == token.Dialog && m.ToTag() != "" && from.Kind != state.ICSCF:
-		c.inDialog(r)
+		c.inDialog(r, from.Kind)
 	default:
 		r.Reply(403, "", nil)
 	}
@@ -239,13 +239,12 @@ func (c *CSCF) Ack(l *transaction.Layer, m *sipmsg.Message, from transaction.Pee
 	if mode := c.mode(m); !ok || sender.Kind == state.ICSCF || mode != token.Dialog {
 		return
 	}
-	if c.dialogs.inside(m, time.Now()) != nil {
+	m.Pop(sipmsg.Route)
+	to, err := c.next(m)
+	if err != nil || c.inside(m, sender.Kind) != nil {
 		return
 	}
-	m.Pop(sipmsg.Route)
-	if to, err := c.next(m); err == nil {
-		l.Relay(m, to)
-	}
+	l.Relay(m, to)
 }
 
 // Stray relays a response of a predecessor's transaction, by the Via below

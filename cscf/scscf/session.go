@@ -25,13 +25,7 @@ func dialogForming(method string) bool {
 // originating serves a request of a user of ours (TS 24.229 §5.4.3.2).
 func (c *CSCF) originating(r *transaction.Request) {
 	m := r.Message.Clone()
-	caller, ok := "", false
-	for v := range m.Elements(sipmsg.PAssertedIdentity) {
-		if a, err := sipmsg.ParseNameAddr(v); err == nil {
-			caller, ok = hss.Identity(a.URI)
-		}
-		break
-	}
+	caller, ok := asserted(m)
 	if !ok {
 		r.Reply(403, "", nil)
 		return
@@ -64,6 +58,17 @@ func (c *CSCF) originating(r *transaction.Request) {
 		},
 	})
 	done()
+}
+
+// asserted is the first identity that the P-CSCF asserts.
+func asserted(m *sipmsg.Message) (aor string, ok bool) {
+	for v := range m.Elements(sipmsg.PAssertedIdentity) {
+		if a, err := sipmsg.ParseNameAddr(v); err == nil {
+			return hss.Identity(a.URI)
+		}
+		break
+	}
+	return "", false
 }
 
 // home reports whether a Request-URI is for the home network to resolve: its
@@ -116,7 +121,7 @@ func (c *CSCF) terminating(r *transaction.Request) {
 	m := r.Message.Clone()
 	m.Set(sipmsg.PCalledPartyID, "<"+m.RequestURI()+">")
 	m.Remove(sipmsg.Route)
-	follow, done, ok := c.follow(r, m, Terminating, "")
+	follow, done, ok := c.follow(r, m, Terminating, s.profile.IMPI)
 	if !ok {
 		return
 	}
@@ -168,18 +173,23 @@ func (c *CSCF) forks(m *sipmsg.Message, contacts []contact) ([][]transaction.Tar
 }
 
 // follow takes part in the dialogs that a request may form: m, which goes on
-// for r, comes back through us, and the dialogs are remembered. The first
-// function sees the responses, the second forgets the request if it was refused
-// before any came. It is false for one that was refused here.
-func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half, owner string) (
+// for r, comes back through us, and the dialogs are remembered. user is the IMPI
+// of the user whom the half serves. The first function sees the responses, the
+// second forgets the request if it was refused before any came. It is false for
+// one that was refused here.
+func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half, user string) (
 	response func(*transaction.Request, *transaction.Target, *sipmsg.Message) transaction.Verdict, done func(), ok bool,
 ) {
 	if !dialogForming(m.Method()) {
 		return nil, func() {}, true
 	}
-	k, err := c.dialogs.begin(m, half, owner, time.Now())
+	k, err := c.dialogs.begin(m, half, user, time.Now())
+	if errors.Is(err, errStranger) {
+		r.Reply(403, "", nil)
+		return nil, nil, false
+	}
 	if err != nil {
-		c.log.Debug("remember a dialog", "user", owner, "err", err)
+		c.log.Debug("remember a dialog", "user", user, "err", err)
 		r.Reply(503, "", func(resp *sipmsg.Message) { resp.Set(sipmsg.RetryAfter, "30") })
 		return nil, nil, false
 	}
@@ -195,19 +205,31 @@ func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half, owner str
 	}, true
 }
 
+// inside takes a request inside a dialog. What comes from a P-CSCF shows whose
+// phone it is: a user of ours who is no party of the dialog is a stranger,
+// whatever From says. Nobody behind us learns it: who calls may be hidden.
+func (c *CSCF) inside(m *sipmsg.Message, from state.Kind) error {
+	sender := ""
+	if from == state.PCSCF {
+		sender, _ = asserted(m)
+		m.Remove(sipmsg.PAssertedIdentity)
+	}
+	return c.dialogs.inside(m, sender, time.Now())
+}
+
 // inDialog relays a request along its route set (RFC 3261 §16.4, §16.12).
-func (c *CSCF) inDialog(r *transaction.Request) {
+func (c *CSCF) inDialog(r *transaction.Request, from state.Kind) {
 	m := r.Message.Clone()
-	switch err := c.dialogs.inside(m, time.Now()); {
+	m.Pop(sipmsg.Route)
+	_, further := c.token(m)
+	switch err := c.inside(m, from); {
 	case errors.Is(err, errStranger):
 		r.Reply(403, "", nil)
 		return
 	case err != nil:
 		r.Reply(481, "", nil)
 		return
-	}
-	m.Pop(sipmsg.Route)
-	if _, ok := c.token(m); !ok {
+	case !further:
 		r.Reply(404, "", nil) // the route set leads out of the cluster: nowhere
 		return
 	}

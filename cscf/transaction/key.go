@@ -35,19 +35,35 @@ func makeKey(parts ...string) (k key) {
 }
 
 // serverKey is that of the server transaction a request belongs to, apart
-// from the method: branch and sent-by (RFC 3261 §17.2.3). Without the cookie
-// the older rules stand in for an unusable branch.
-func serverKey(m *sipmsg.Message, via sipmsg.Via) key {
+// from the method: branch and sent-by (RFC 3261 §17.2.3), and the source, since
+// everybody on the way of a request reads the rest: nobody cancels for another.
+// Without the cookie the older rules stand in for an unusable branch.
+func serverKey(m *sipmsg.Message, via sipmsg.Via, from Peer) key {
 	host := strings.ToLower(via.Host)
 	port := viaPort(via)
 	ports := string([]byte{byte(port >> 8), byte(port)})
+	source := ""
+	if from.Group == 0 {
+		received, rport := origin(via)
+		source = received + " " + rport
+	}
 	if branch := via.Branch(); strings.HasPrefix(branch, cookie) {
-		return makeKey(branch, host, ports)
+		return makeKey(branch, host, ports, source)
 	}
 	number, _ := m.CSeq()
 	var seq [4]byte
 	binary.BigEndian.PutUint32(seq[:], number)
-	return makeKey(via.Branch(), host, ports, m.RequestURI(), m.CallID(), m.FromTag(), string(seq[:]))
+	return makeKey(via.Branch(), host, ports, source, m.RequestURI(), m.CallID(), m.FromTag(), string(seq[:]))
+}
+
+// origin is where a request came from, as stamp wrote it into the Via. On a
+// stream a client may go on over a new connection, from another port.
+func origin(via sipmsg.Via) (received, rport string) {
+	received, _ = via.Params.Value("received")
+	if strings.EqualFold(via.Transport, "UDP") {
+		rport, _ = via.Params.Value("rport")
+	}
+	return received, rport
 }
 
 // of is the key of a transaction of another method under the same branch.
@@ -90,12 +106,7 @@ func (l *Layer) digest(purpose byte, m *sipmsg.Message, via sipmsg.Via, index in
 	}
 	number, _ := m.CSeq()
 	branch := via.Branch()
-	received, _ := via.Params.Value("received")
-	rport := ""
-	// On a stream a client may go on over a new connection, from another port.
-	if strings.EqualFold(via.Transport, "UDP") {
-		rport, _ = via.Params.Value("rport")
-	}
+	received, rport := origin(via)
 	text(via.Host)
 	b = binary.BigEndian.AppendUint16(b, viaPort(via))
 	text(branch)

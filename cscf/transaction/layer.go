@@ -104,7 +104,7 @@ func (l *Layer) receive(m *sipmsg.Message, from Peer) {
 	if from.Group == 0 {
 		via = stamp(m, via, from)
 	}
-	k := serverKey(m, via)
+	k := serverKey(m, via, from)
 	switch method := m.Method(); method {
 	case "ACK":
 		l.ack(k, m, via, from)
@@ -235,8 +235,9 @@ func (l *Layer) response(m *sipmsg.Message, via sipmsg.Via, from Peer) {
 	}
 	if c != nil {
 		// The called phone knows all our branches: from it, past the engines
-		// that check what it says, an engine's answer is not taken.
-		if c.to.Group == from.Group {
+		// that check what it says, an engine's answer is not taken. Nor is a
+		// phone's from another host; its port may be another one.
+		if c.to.Group == from.Group && (from.Group != 0 || from.Flow.Remote.Addr().Unmap() == c.to.Flow.Remote.Addr().Unmap()) {
 			c.receive(m)
 		}
 		return
