@@ -80,6 +80,21 @@ func TestASIMRegistersInTheCluster(t *testing.T) {
 			t.Error("nobody is assigned")
 		}
 	})
+	run(t, "what is for another realm is skipped", func(t *testing.T, c *ims) {
+		sim := c.card("dave")
+		dave := c.NewPhone("a", "192.0.2.4:5060", "dave", "sip:dave@ims.test")
+		foreign := `Digest username="dave", realm="elsewhere", nonce="` + bwdigest.AKANonce([16]byte{1}, [16]byte{2}) +
+			`", uri="sip:elsewhere", algorithm=AKAv1-MD5, response="00"`
+		for range 2 {
+			dave.Send(dave.RegisterRequest())
+			m := answerBySIM(t, dave, sim, dave.Expect(401, "REGISTER"))
+			own, _ := m.Value(sipmsg.Authorization)
+			m.Set(sipmsg.Authorization, foreign)
+			m.Add(sipmsg.Authorization, own)
+			dave.Send(m)
+			dave.Expect(200, "REGISTER")
+		}
+	})
 	run(t, "a SIM that is out of step registers, at whatever node", func(t *testing.T, c *ims) {
 		sim := c.card("dave")
 		sim.SetSQN(aka.NewSQN(1<<42, 0))

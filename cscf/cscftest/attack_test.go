@@ -7,10 +7,7 @@ import (
 
 	"bellwether/controller/state"
 	. "bellwether/cscf/cscftest"
-	bwdigest "bellwether/cscf/digest"
 	"bellwether/cscf/sipmsg"
-	"bellwether/cscf/token"
-	"bellwether/cscf/transaction"
 )
 
 // talking sets up a call from one phone to another.
@@ -73,8 +70,6 @@ func TestAUserWhoKnowsAllOfACall(t *testing.T) {
 	run(t, "cannot take it over by calls of the same Call-ID and tags", func(t *testing.T, c *ims) {
 		alice, bob, carol := c.alice(), c.bob(), c.carol()
 		registered(alice, bob, carol)
-		dave := c.NewPhone("a", "192.0.2.4:5060", "carol", "sip:carol@ims.test")
-		_ = dave
 		invite := alice.Call("INVITE", "sip:bob@ims.test")
 		got := bob.Expect(0, "INVITE")
 		bob.Answer(got, 180)
@@ -82,12 +77,6 @@ func TestAUserWhoKnowsAllOfACall(t *testing.T) {
 		callID := "Call-ID: " + invite.CallID()
 		for _, tag := range []string{invite.FromTag(), bob.Response(got, 180).ToTag()} {
 			carol.Send(carol.Request("INVITE", "sip:bob@ims.test", callID, "From: <sip:carol@ims.test>;tag="+tag))
-			for !bob.Answered() {
-				resp := func() *sipmsg.Message { carol.Drain(); return nil }()
-				_ = resp
-				break
-			}
-			c.Settle()
 			refuseAll(bob, 486)
 			carol.Drain()
 			carol.Send(carol.Request("SUBSCRIBE", "sip:bob@ims.test", callID, "Expires: 1", "From: <sip:alice@ims.test>;tag="+tag, "P-Preferred-Identity: <sip:carol@ims.test>"))
@@ -124,12 +113,7 @@ func TestAUserWhoKnowsAllOfACall(t *testing.T) {
 		alice.Silent()
 		alice.Cancel(invite)
 		alice.Expect(200, "CANCEL")
-		for range 2 {
-			if m := bob.Next(); m.Method() == "CANCEL" {
-				bob.Answer(m, 200)
-				break
-			}
-		}
+		bob.Drain() // the CANCEL, and what carol wants of him
 		bob.Answer(got, 487)
 		alice.Expect(487, "INVITE")
 		c.Sleep(4 * time.Minute)
@@ -229,9 +213,3 @@ func TestACallThatIsCancelledWhileItsNextHopIsAwayLeavesNothing(t *testing.T) {
 		}
 	})
 }
-
-var (
-	_ = bwdigest.SHA256
-	_ = token.Binding
-	_ = transaction.Peer{}
-)

@@ -5,9 +5,9 @@
 //
 // Nonces verify themselves: they carry their time and their server, and are
 // signed with a key derived from the cluster's secret. A challenge therefore
-// creates no state, and any server of the cluster can go on with the challenge
-// of any other. Only the server that keeps a user's [Uses] can tell a replay,
-// so after [Handover] a nonce is good at its own server alone.
+// creates no state. Only the server that keeps a user's [Uses] can tell a replay,
+// so a nonce is good at its own server alone: what answers another's challenge is
+// challenged again, with stale=true.
 //
 // The nonce of an AKA challenge is its RAND and AUTN, made and recognised by the
 // home network's authentication centre; here it is only carried.
@@ -208,11 +208,6 @@ type Config struct {
 // registration within it needs no second challenge.
 const DefaultLifetime = time.Hour
 
-// Handover is how long any server of the cluster accepts a nonce, so that a
-// phone whose S-CSCF changes between the challenge and its answer is not
-// challenged again.
-const Handover = 40 * time.Second
-
 // skew is how far ahead another node's clock may be.
 const skew = time.Minute
 
@@ -294,27 +289,25 @@ func (s *Server) nonce(realm string, now time.Time) string {
 	return hex.EncodeToString(raw)
 }
 
-// opened returns when a nonce of the cluster was made, and how long it is good
-// here; false for any other text.
-func (s *Server) opened(nonce, realm string) (made time.Time, lifetime time.Duration, ok bool) {
+// opened returns when a nonce of this server was made; false for any other text.
+func (s *Server) opened(nonce, realm string) (made time.Time, ok bool) {
 	var raw [nonceBytes]byte
 	if len(nonce) != 2*nonceBytes {
-		return made, 0, false
+		return made, false
 	}
 	if _, err := hex.Decode(raw[:], []byte(nonce)); err != nil {
-		return made, 0, false
+		return made, false
 	}
 	if subtle.ConstantTimeCompare(s.sign(raw[:bodySize], realm), raw[bodySize:]) != 1 {
-		return made, 0, false
+		return made, false
 	}
 	s.mask(raw[:])
 	var ms [8]byte
 	copy(ms[8-timeSize:], raw[:timeSize])
-	lifetime = s.lifetime
 	if binary.BigEndian.Uint32(raw[timeSize:serverEnd]) != s.server {
-		lifetime = min(lifetime, Handover)
+		return made, false
 	}
-	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), lifetime, true
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), true
 }
 
 // Verdict is the result of a check.
@@ -337,11 +330,11 @@ func (s *Server) Check(c Credentials, method, ha1 string, uses *Uses, now time.T
 	if c.Algorithm == AKAv1MD5 || !s.proves(c, method, ha1) {
 		return Wrong
 	}
-	made, lifetime, ok := s.opened(c.Nonce, c.Realm)
+	made, ok := s.opened(c.Nonce, c.Realm)
 	if !ok {
 		return Stale
 	}
-	return s.use(c, made, lifetime, uses, now)
+	return s.use(c, made, s.lifetime, uses, now)
 }
 
 // proves reports whether the credentials were computed with a secret.

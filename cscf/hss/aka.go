@@ -1,7 +1,10 @@
 package hss
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -31,14 +34,14 @@ func (e *Embedded) authenticate(sub state.Subscriber, q MultimediaAuth, a Multim
 	now := time.Now()
 	m := milenage(sub)
 	if q.Sent == nil {
-		e.challenge(m, sub, a, reply)
+		e.challenge(m, sub, q, a, reply)
 		return
 	}
 	var offset int64
 	a.Sent, offset, a.Resynced = e.sent(m, *sub.AKA, q, now)
 	switch {
 	case offset == sub.AKA.Offset:
-		e.challenge(m, sub, a, reply)
+		e.challenge(m, sub, q, a, reply)
 		return
 	case e.propose == nil:
 		reply(MultimediaAuthAnswer{}, errNoResync)
@@ -59,7 +62,7 @@ func (e *Embedded) authenticate(sub state.Subscriber, q MultimediaAuth, a Multim
 			reply(MultimediaAuthAnswer{}, err)
 			return
 		}
-		e.challenge(milenage(sub), sub, a, reply)
+		e.challenge(milenage(sub), sub, q, a, reply)
 	})
 }
 
@@ -68,17 +71,30 @@ func milenage(sub state.Subscriber) *aka.Milenage {
 }
 
 // challenge answers with a fresh vector.
-func (e *Embedded) challenge(m *aka.Milenage, sub state.Subscriber, a MultimediaAuthAnswer, reply func(MultimediaAuthAnswer, error)) {
+func (e *Embedded) challenge(m *aka.Milenage, sub state.Subscriber, q MultimediaAuth, a MultimediaAuthAnswer, reply func(MultimediaAuthAnswer, error)) {
 	seq, err := e.clock.Next(sub.IMPI, sub.AKA.Offset, time.Now())
 	if err != nil {
 		reply(MultimediaAuthAnswer{}, fmt.Errorf("make a vector: %w", err))
 		return
 	}
 	var random [16]byte
-	rand.Read(random[:])
+	rand.Read(random[:unmarked])
+	copy(random[unmarked:], e.mark(random, q.Server))
 	v := m.Vector(random, aka.NewSQN(seq, e.ind()), sub.AKA.AMF)
 	a.Vector = &v
 	reply(a, nil)
+}
+
+// unmarked is how many bytes of RAND are random; the others are a mark.
+const unmarked = 12
+
+// mark is the end of a RAND, by which the challenges of one S-CSCF are told from
+// those of others, and nobody but the cluster can tell it from random bytes.
+func (e *Embedded) mark(random [16]byte, server state.GroupID) []byte {
+	mac := hmac.New(sha256.New, e.state().Secret())
+	mac.Write([]byte("RAND"))
+	mac.Write(binary.BigEndian.AppendUint32(random[:unmarked:unmarked], server))
+	return mac.Sum(nil)[:len(random)-unmarked]
 }
 
 func (e *Embedded) ind() int {
@@ -101,7 +117,8 @@ func (e *Embedded) sent(m *aka.Milenage, with state.AKA, q MultimediaAuth, now t
 		return nil, with.Offset, false
 	}
 	age := e.clock.Age(sqn.SEQ(), with.Offset, now)
-	sent = &Sent{XRES: xres, Made: now.Add(-age)}
+	own := hmac.Equal(e.mark(q.Sent.RAND, q.Server), q.Sent.RAND[unmarked:])
+	sent = &Sent{XRES: xres, Made: now.Add(-age), Own: own}
 	if q.AUTS == nil || age > challengeLifetime || age < -clockMargin {
 		return sent, with.Offset, false
 	}

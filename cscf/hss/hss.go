@@ -82,8 +82,9 @@ type LocationInfoAnswer struct {
 
 // MultimediaAuth is the question of an S-CSCF that must authenticate.
 type MultimediaAuth struct {
-	IMPI string // "" where the REGISTER carried no credentials
-	IMPU string
+	IMPI   string // "" where the REGISTER carried no credentials
+	IMPU   string
+	Server state.GroupID // S-CSCF group that asks
 
 	Sent *Challenge          // the AKA challenge that the REGISTER answers; nil: none
 	AUTS *[aka.AUTSSize]byte // the SIM's answer to Sent, if it asks for resynchronisation
@@ -111,6 +112,7 @@ type MultimediaAuthAnswer struct {
 type Sent struct {
 	XRES []byte // secret
 	Made time.Time
+	Own  bool // the same Server asked for it
 }
 
 // String shows no secret.

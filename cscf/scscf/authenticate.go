@@ -31,11 +31,11 @@ func (c *CSCF) authenticate(r *transaction.Request, impu string, then func(impi 
 		r.ReplyStateless(400, "Malformed Credentials", nil)
 		return
 	}
-	q := hss.MultimediaAuth{IMPU: impu}
+	q := hss.MultimediaAuth{IMPU: impu, Server: c.cfg.Group}
 	if i := realm(creds, c.cfg.Domain); i >= 0 {
 		q.IMPI = creds[i].Username
 	}
-	q.Sent, q.AUTS = sent(creds)
+	q.Sent, q.AUTS = sent(creds, c.cfg.Domain)
 	c.ask(r, q, func(a hss.MultimediaAuthAnswer, err error) {
 		known := err == nil && (len(a.HA1) > 0 || a.Vector != nil) // a user without a secret is as good as none
 		switch {
@@ -58,7 +58,7 @@ func (c *CSCF) ask(r *transaction.Request, q hss.MultimediaAuth, then func(hss.M
 		func(reply func(hss.MultimediaAuthAnswer, error)) { c.cfg.HSS.MultimediaAuth(q, reply) },
 		func(a hss.MultimediaAuthAnswer, err error) {
 			if errors.Is(err, hss.ErrIdentitiesDontMatch) && q.IMPI != "" {
-				c.ask(r, hss.MultimediaAuth{IMPU: q.IMPU}, then)
+				c.ask(r, hss.MultimediaAuth{IMPU: q.IMPU, Server: q.Server}, then)
 				return
 			}
 			then(a, err)
@@ -86,23 +86,24 @@ func realm(creds []digest.Credentials, name string) int {
 	return slices.IndexFunc(creds, func(c digest.Credentials) bool { return strings.EqualFold(c.Realm, name) })
 }
 
-// sent gives the AKA challenge that credentials answer, and the AUTS.
-func sent(creds []digest.Credentials) (*hss.Challenge, *[aka.AUTSSize]byte) {
+// sent gives the AKA challenge that credentials answer, and the AUTS: those for
+// the realm if there are any.
+func sent(creds []digest.Credentials, name string) (ch *hss.Challenge, auts *[aka.AUTSSize]byte) {
 	for _, cred := range creds {
-		if cred.Algorithm != digest.AKAv1MD5 {
-			continue
-		}
 		random, autn, ok := digest.OpenAKANonce(cred.Nonce)
-		if !ok {
+		home := strings.EqualFold(cred.Realm, name)
+		if cred.Algorithm != digest.AKAv1MD5 || !ok || ch != nil && !home {
 			continue
 		}
-		ch := &hss.Challenge{RAND: random, AUTN: autn}
-		if auts, ok := cred.Resync(); ok {
-			return ch, &auts
+		ch, auts = &hss.Challenge{RAND: random, AUTN: autn}, nil
+		if s, ok := cred.Resync(); ok {
+			auts = &s
 		}
-		return ch, nil
+		if home {
+			break
+		}
 	}
-	return nil, nil
+	return ch, auts
 }
 
 // stranger is the answer of an HSS for somebody who is no subscriber. What
@@ -210,8 +211,12 @@ func (c *CSCF) check(method string, p proof, cred digest.Credentials) (v digest.
 		case a.Sent == nil:
 			return digest.Wrong, false
 		}
+		made := a.Sent.Made
+		if !a.Sent.Own { // nobody here knows whether it was answered before
+			made = time.Time{}
+		}
 		return c.users.check(a.IMPI, now, func(uses *digest.Uses) digest.Verdict {
-			return c.cfg.Digest.CheckAKA(cred, method, a.Sent.XRES, a.Sent.Made, uses, now)
+			return c.cfg.Digest.CheckAKA(cred, method, a.Sent.XRES, made, uses, now)
 		}), false
 	}
 	return c.users.check(a.IMPI, now, func(uses *digest.Uses) digest.Verdict {
