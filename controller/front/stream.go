@@ -70,7 +70,8 @@ type stream struct {
 	mu        sync.Mutex // guards the rest
 	nc        *net.TCPConn
 	queue     []queued
-	bytes     int // in queue, and in the hands of the writer
+	bytes     int           // in queue, and in the hands of the writer
+	asker     state.GroupID // of the last request sent over it; 0: none was
 	writing   bool
 	finishing bool
 	ended     bool
@@ -202,6 +203,11 @@ func (f *Front) cleanUp(s *stream) {
 	s.mu.Lock()
 	left := s.queue
 	s.queue = nil
+	// One that was dialled is nobody's flow: who sent a request over it waits
+	// for the answer all the same.
+	if s.dialled && s.asker != 0 {
+		left = append(left, queued{from: s.asker})
+	}
 	if !s.writing {
 		f.streams.queued.Add(-int64(s.bytes))
 		s.bytes = 0
@@ -459,6 +465,9 @@ func (s *stream) send(raw []byte, from state.GroupID) bool {
 		return false
 	}
 	s.queue = append(s.queue, queued{raw, from})
+	if from != 0 {
+		s.asker = from
+	}
 	s.bytes += len(raw)
 	f.streams.queued.Add(int64(len(raw)))
 	begin := !s.writing && s.nc != nil

@@ -385,6 +385,10 @@ func TestRequestsOpenConnections(t *testing.T) {
 	if m := newCaller(t, nc).message(); m.Method() != "INVITE" {
 		t.Errorf("got %s", m.Method())
 	}
+	nc.Close()
+	if got := <-gone; got.Remote.String() != l.Addr().String() || got.Conn != 0 {
+		t.Errorf("its connection ended before an answer: gone is %v", got)
+	}
 	free := peerAt(t, "127.0.0.1:0")
 	nobody := free.Addr().String()
 	free.Close()

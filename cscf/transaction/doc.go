@@ -24,7 +24,8 @@
 //     repeated INVITE goes on as the same downstream transaction in any layer
 //     that has the same secret, SentBy and Token.
 //   - What was sent to an engine is answered by that engine, what was sent over
-//     a flow by the wire: other responses are dropped.
+//     a flow by the same host: other responses are dropped. Only the source of a
+//     request cancels it.
 //   - Every transaction ends by a timer at the latest, and a Request that its
 //     role forgets ends too, so the tables empty themselves. What strangers are
 //     told leaves nothing behind ([Request.ReplyStateless]) or is bounded
