@@ -125,6 +125,36 @@ func TestASIMRegistersInTheCluster(t *testing.T) {
 
 // TestNobodyLearnsWhoIsASubscriber asks as an outsider would, through all roles.
 func TestNobodyLearnsWhoIsASubscriber(t *testing.T) {
+	run(t, "SIMs that there are not have challenges like those that there are", func(t *testing.T, c *ims) {
+		c.card("dave")
+		amf := func(user string) (amf []byte) {
+			p := c.NewPhone("a", "192.0.2.66:5060", user, "sip:"+user+"@ims.test")
+			p.Send(p.RegisterRequest())
+			for v := range p.Expect(401, "REGISTER").Values(sipmsg.WWWAuthenticate) {
+				_, params, err := sipmsg.ParseAuth(v)
+				if err != nil {
+					t.Fatal(err)
+				}
+				nonce, _ := params.Value("nonce")
+				if _, autn, ok := bwdigest.OpenAKANonce(nonce); ok {
+					amf = autn[6:8]
+				}
+			}
+			return amf
+		}
+		daves, found := amf("dave"), 0
+		for i := range 100 {
+			if got := amf(fmt.Sprint("nobody", i)); got != nil {
+				found++
+				if !slices.Equal(got, daves) {
+					t.Fatalf("nobody's AMF is %x, dave's %x", got, daves)
+				}
+			}
+		}
+		if found == 0 {
+			t.Error("of 100 strangers none is taken for somebody with a SIM")
+		}
+	})
 	run(t, "unknown users, foreign identities and barred ones", func(t *testing.T, c *ims) {
 		c.Subscriber("mute", "!sip:mute@ims.test")
 		registered(c.bob()) // a subscriber who has an S-CSCF

@@ -242,6 +242,15 @@ func TestRegistration(t *testing.T) {
 			t.Error("the replay ended the registration")
 		}
 	})
+	run(t, "the right password under another name is none", func(t *testing.T, c *ims) {
+		alice := c.alice()
+		registered(alice)
+		m := alice.RegisterRequest()
+		v, _ := m.Value(sipmsg.Authorization)
+		m.Set(sipmsg.Authorization, strings.Replace(v, `username="alice"`, `username="bob"`, 1))
+		alice.Send(m)
+		alice.Expect(401, "REGISTER")
+	})
 	run(t, "who has no secret for an algorithm cannot be registered with it by anybody", func(t *testing.T, c *ims) {
 		host := 65
 		for impi, has := range map[string]state.HA1{

@@ -285,3 +285,21 @@ func TestARepeatedCancelIsAnsweredAlike(t *testing.T) {
 		w.expect(`31.0 > alice 200 CANCEL`)
 	})
 }
+
+func TestNobodyCancelsOrAnswersForAnother(t *testing.T) {
+	simulate(t, testConfig, func(w *world) {
+		w.request = to(bob)
+		w.receive(alice, call{}.String())
+		w.receive(carol, call{method: "CANCEL"}.String())
+		for _, status := range []int{180, 200, 486} {
+			w.answerFrom(carol, bob, "INVITE", status)
+		}
+		w.expect(`
+			0.0 > alice 100 INVITE
+			0.0 > bob INVITE
+			0.0 > carol 481 CANCEL`)
+		// Another port of the same host is no other phone.
+		w.answerFrom(wire(sipmsg.UDP, "203.0.113.2:40000", 0), bob, "INVITE", 486)
+		w.ack(alice, "486 INVITE")
+	})
+}

@@ -218,12 +218,18 @@ func (w *world) last(to Peer, what string) *sipmsg.Message {
 // further header lines.
 func (w *world) answer(from Peer, method string, status int, extra ...string) {
 	w.t.Helper()
+	w.answerFrom(from, from, method, status, extra...)
+}
+
+// answerFrom has one peer answer what another one was asked.
+func (w *world) answerFrom(at, from Peer, method string, status int, extra ...string) {
+	w.t.Helper()
 	resp := w.last(from, method).Response(status, "", "tag-"+nameOf(from))
 	for _, line := range extra {
 		name, value, _ := strings.Cut(line, ": ")
 		resp.AddNamed(name, value)
 	}
-	w.receive(from, string(resp.Bytes()))
+	w.receive(at, string(resp.Bytes()))
 }
 
 // ack acknowledges the last response of that summary, a non-2xx.
