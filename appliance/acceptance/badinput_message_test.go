@@ -40,7 +40,7 @@ func besiege(t *testing.T, prefix string) *siege {
 		return []int{200}
 	})}
 	s.insider = newWire(t, s.addr(3), n.P())
-	s.insider.register(t, subscribe(t, besieged.c, prefix+"x", 1)[0])
+	s.insider.register(t, subscribe(t, besieged.c, unique(prefix+"x", s.addr), 1)[0])
 	return s
 }
 

@@ -16,8 +16,8 @@ import (
 func TestCheck04LoopIsAnswered482AndSpiralPasses(t *testing.T) {
 	t.Parallel()
 	c := sharedCluster(t)
-	users := subscribe(t, c, "chk04", 3)
 	n, addr := c.Node("n1"), freshNet()
+	users := subscribe(t, c, unique("chk04", addr), 3)
 	caller, proxy := newWire(t, addr(1), n.P()), newWire(t, addr(2), n.P())
 	caller.register(t, users[0])
 	proxy.register(t, users[1])

@@ -299,8 +299,9 @@ func TestCheck17UnknownHeadersAndBodyAreUntouched(t *testing.T) {
 func TestCheck18URIsOfBindingsAreCompared(t *testing.T) {
 	t.Parallel()
 	c := sharedCluster(t)
-	user := subscribe(t, c, "chk18", 1)[0]
-	w := newWire(t, freshNet()(1), c.Node("n1").P())
+	addr := freshNet()
+	user := subscribe(t, c, unique("chk18", addr), 1)[0]
+	w := newWire(t, addr(1), c.Node("n1").P())
 	for _, tt := range []struct {
 		contact string
 		count   int // contacts that are registered then

@@ -37,8 +37,9 @@ func newParties(t testing.TB, prefix, callerBy, calleeBy string, answers script)
 // partiesAt is newParties for any cluster.
 func partiesAt(t testing.TB, c *localcluster.Cluster, near, far *localcluster.Node, prefix, callerBy, calleeBy string, answers script) *parties {
 	t.Helper()
-	users := subscribe(t, c, prefix, 2)
-	p := &parties{c: c, n: near, addr: freshNet(), peer: "sip:" + users[1] + "@" + domain}
+	addr := freshNet()
+	users := subscribe(t, c, unique(prefix, addr), 2)
+	p := &parties{c: c, n: near, addr: addr, peer: "sip:" + users[1] + "@" + domain}
 	p.entry = "sip:" + p.n.P().String()
 	p.caller = openWire(t, callerBy, p.addr(1), p.n.P())
 	p.caller.register(t, users[0])
