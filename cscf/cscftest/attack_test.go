@@ -7,6 +7,7 @@ import (
 
 	"bellwether/controller/state"
 	. "bellwether/cscf/cscftest"
+	bwdigest "bellwether/cscf/digest"
 	"bellwether/cscf/sipmsg"
 )
 
@@ -187,6 +188,58 @@ func TestACapturedRegistrationIsOfNoUse(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestARefusedRegistrationUsesItsCredentialsUp(t *testing.T) {
+	run(t, "also over a restart", func(t *testing.T, c *ims) {
+		alice := c.alice()
+		registered(alice)
+		m := alice.RegisterRequest("Expires: 1")
+		alice.Send(m)
+		alice.Expect(423, "REGISTER")
+		for i := range 2 {
+			c.start(state.SCSCF, i)
+		}
+		evil := c.NewPhone("a", "192.0.2.66:5060", "evil", "sip:alice@ims.test")
+		replay := from(evil, m.Clone(), "replay") // the digest covers neither Contact nor Expires
+		replay.Set(sipmsg.Expires, "600")
+		replay.Set(sipmsg.Contact, evil.Contact)
+		evil.Send(replay)
+		evil.Expect(401, "REGISTER")
+	})
+}
+
+func TestAConnectionIsNoOther(t *testing.T) {
+	run(t, "though it comes from the same port", func(t *testing.T, c *ims) {
+		alice, bob := c.alice(), c.bob()
+		alice.Reconnect("192.0.2.1:40000")
+		registered(alice, bob)
+		invite, _, ok := talking(alice, bob)
+		alice.Reconnect("192.0.2.1:40000")
+		alice.Call("MESSAGE", "sip:bob@ims.test")
+		alice.Expect(403, "MESSAGE")
+		alice.Send(alice.InDialog("BYE", invite, ok))
+		alice.Expect(403, "BYE")
+		bob.Silent()
+	})
+}
+
+func TestAnAnswerFindsTheSCSCFThatAsked(t *testing.T) {
+	run(t, "though the reservation is lost with the leader", func(t *testing.T, c *ims) {
+		alice := c.alice()
+		alice.Send(alice.RegisterRequest())
+		alice.Challenged(alice.Expect(401, "REGISTER"), bwdigest.SHA256)
+		c.ForgetReservations()
+		registered(c.carol()) // at the S-CSCF that challenged alice: the other one has the fewest users now
+		alice.Send(alice.RegisterRequest())
+		alice.Expect(200, "REGISTER")
+		c.ForgetReservations()
+		alice.Send(alice.RegisterRequest("Expires: 0"))
+		alice.Expect(200, "REGISTER")
+		c.Sleep(time.Minute)
+		alice.Send(alice.RegisterRequest())
+		alice.Expect(401, "REGISTER") // that time is over: another one has a place for her
+	})
 }
 
 func TestACallThatIsCancelledWhileItsNextHopIsAwayLeavesNothing(t *testing.T) {

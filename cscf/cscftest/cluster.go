@@ -153,6 +153,13 @@ func (c *Cluster) HoldProposals() (release func()) {
 	}
 }
 
+// ForgetReservations is what a new leader does.
+func (c *Cluster) ForgetReservations() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.reserved)
+}
+
 // Isolate makes a group unreachable for Route, or reachable again.
 func (c *Cluster) Isolate(g state.GroupID, on bool) {
 	c.mu.Lock()

@@ -289,25 +289,23 @@ func (s *Server) nonce(realm string, now time.Time) string {
 	return hex.EncodeToString(raw)
 }
 
-// opened returns when a nonce of this server was made; false for any other text.
-func (s *Server) opened(nonce, realm string) (made time.Time, ok bool) {
+// Origin tells which server of the cluster made a nonce, and when; false for any
+// other text.
+func (s *Server) Origin(nonce, realm string) (server uint32, made time.Time, ok bool) {
 	var raw [nonceBytes]byte
 	if len(nonce) != 2*nonceBytes {
-		return made, false
+		return 0, made, false
 	}
 	if _, err := hex.Decode(raw[:], []byte(nonce)); err != nil {
-		return made, false
+		return 0, made, false
 	}
 	if subtle.ConstantTimeCompare(s.sign(raw[:bodySize], realm), raw[bodySize:]) != 1 {
-		return made, false
+		return 0, made, false
 	}
 	s.mask(raw[:])
 	var ms [8]byte
 	copy(ms[8-timeSize:], raw[:timeSize])
-	if binary.BigEndian.Uint32(raw[timeSize:serverEnd]) != s.server {
-		return made, false
-	}
-	return time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), true
+	return binary.BigEndian.Uint32(raw[timeSize:serverEnd]), time.UnixMilli(int64(binary.BigEndian.Uint64(ms[:]))), true
 }
 
 // Verdict is the result of a check.
@@ -330,8 +328,8 @@ func (s *Server) Check(c Credentials, method, ha1 string, uses *Uses, now time.T
 	if c.Algorithm == AKAv1MD5 || !s.proves(c, method, ha1) {
 		return Wrong
 	}
-	made, ok := s.opened(c.Nonce, c.Realm)
-	if !ok {
+	server, made, ok := s.Origin(c.Nonce, c.Realm)
+	if !ok || server != s.server {
 		return Stale
 	}
 	return s.use(c, made, s.lifetime, uses, now)

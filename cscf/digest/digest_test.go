@@ -89,7 +89,14 @@ func TestCheck(t *testing.T) {
 		})
 		run("a nonce of another server is stale", func(t *testing.T, uses *Uses) {
 			other := NewServer(Config{Secret: secret, Lifetime: time.Minute, Server: 2})
-			expect(t, other.Check(answer(t, challenge, "alice", "secret", 1), "REGISTER", ha1, uses, start), Stale)
+			cred := answer(t, challenge, "alice", "secret", 1)
+			expect(t, other.Check(cred, "REGISTER", ha1, uses, start), Stale)
+			if server, made, ok := other.Origin(cred.Nonce, "ims.test"); !ok || server != 0 || made.UnixMilli() != start.UnixMilli() {
+				t.Errorf("made by %d at %v, %v", server, made, ok)
+			}
+			if _, _, ok := other.Origin(cred.Nonce, "elsewhere"); ok {
+				t.Error("it is good for another realm")
+			}
 			expect(t, s.Check(answer(t, challenge, "alice", "secret", 2), "REGISTER", ha1, uses, start.Add(time.Minute)), Right)
 		})
 		run("counts go up, a replay is stale", func(t *testing.T, uses *Uses) {

@@ -64,9 +64,10 @@ type Core interface {
 
 // CSCF is the I-CSCF of one group. It is safe for use by many shards.
 type CSCF struct {
-	cfg  Config
-	core Core
-	log  *slog.Logger
+	cfg    Config
+	core   Core
+	log    *slog.Logger
+	digest *digest.Server
 }
 
 var _ transaction.User = (*CSCF)(nil)
@@ -76,7 +77,10 @@ func New(cfg Config, core Core) *CSCF {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &CSCF{cfg: cfg, core: core, log: cfg.Log.With("role", "i-cscf", "group", cfg.Group)}
+	return &CSCF{
+		cfg: cfg, core: core, log: cfg.Log.With("role", "i-cscf", "group", cfg.Group),
+		digest: digest.NewServer(digest.Config{Secret: core.State().Secret()}),
+	}
 }
 
 // Stop does nothing: there is nothing to end.
@@ -224,6 +228,8 @@ func (c *CSCF) authorized(r *transaction.Request, impu string, a hss.UserAuthori
 		r.Reply(504, "", nil)
 	case a.Server != 0:
 		c.send(r, a.Server)
+	case c.challenger(r.Message) != 0:
+		c.send(r, c.challenger(r.Message))
 	default:
 		hss.Await(r.Layer().Env().Post,
 			func(reply func(state.GroupID, error)) { c.core.Reserve(state.SCSCF, a.IMPI, reply) },
@@ -236,6 +242,30 @@ func (c *CSCF) authorized(r *transaction.Request, impu string, a hss.UserAuthori
 				c.send(r, g)
 			})
 	}
+}
+
+// challengeTime is how long a challenge leads its answer to the S-CSCF that made
+// it, as long as the leader holds a reservation.
+const challengeTime = 40 * time.Second
+
+// challenger is the S-CSCF whose fresh challenge a REGISTER answers, which no
+// other takes an answer to, also when a new leader knows nothing of the
+// reservation; 0 if there is none, or nobody serves it.
+func (c *CSCF) challenger(m *sipmsg.Message) state.GroupID {
+	for v := range m.Values(sipmsg.Authorization) {
+		cred, err := digest.Parse(v)
+		if err != nil {
+			continue
+		}
+		server, made, ok := c.digest.Origin(cred.Nonce, cred.Realm)
+		if !ok || time.Since(made) > challengeTime {
+			continue
+		}
+		if g, ok := c.core.State().Group(server); ok && g.Kind == state.SCSCF && g.Serving != "" {
+			return g.ID
+		}
+	}
+	return 0
 }
 
 // stranger sends the REGISTER of somebody who may not register to an S-CSCF all
