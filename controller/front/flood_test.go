@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/net/ipv4"
 
+	"bellwether/controller/link"
 	"bellwether/cscf/sipmsg"
 )
 
@@ -124,5 +125,47 @@ func TestJunkSourcesCostNoMemory(t *testing.T) {
 	}
 	if s.Delivered == 0 || s.Replied[403] == 0 || s.Dropped["malformed"] == 0 || s.Refused["stranger-limited"] == 0 {
 		t.Errorf("not every sort of junk was there: %+v", s)
+	}
+}
+
+// TestPhonesThatANatForgotAreNotKeptOut: thousands behind one address come from
+// new ports, and send what only registered phones may, before they register
+// again. Guesses at passwords from there are another matter.
+func TestPhonesThatANatForgotAreNotKeptOut(t *testing.T) {
+	const phones = 1000
+	f := newFront(t, newCluster(t))
+	w := connect(t, f, p1, p2)
+	at := f.entries['p'][0]
+	r := &receiver{Front: f, at: at, socket: at.sockets[0]}
+	r.refresh()
+	remote := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr("127.9.9.9"), uint16(20000+i))
+	}
+	from := func(i int) sipmsg.Flow {
+		return sipmsg.Flow{Node: "a", Transport: sipmsg.UDP, Local: at.addr, Remote: remote(i)}
+	}
+	refused := func(i int, method string) {
+		f.FromWorker(&link.SIP{From: p1, Epoch: 1 << 30, Entry: 'p', Flow: from(i), Raw: []byte(message("SIP/2.0 403 Forbidden", "CSeq: 1 "+method))})
+	}
+	stun := "\x00\x01\x00\x00\x21\x12\xa4\x42abcdefghijkl"
+	limited := func() int {
+		s := f.Stats()
+		return int(s.Refused["failure-limited"] + s.Refused["auto-banned"])
+	}
+	for i := range phones {
+		r.datagram([]byte(stun), remote(i))
+		r.datagram([]byte(message("SUBSCRIBE sip:bob@ims.test SIP/2.0")), remote(i))
+		refused(i, "SUBSCRIBE")
+	}
+	if s := f.Stats(); limited() > 0 || s.KeepAlives != phones || s.Dropped["malformed"] > 0 || s.Replied[403] == 0 {
+		t.Errorf("%+v", s)
+	}
+	r.datagram([]byte(message("REGISTER sip:ims.test SIP/2.0", "To: <sip:alice@ims.test>")), remote(0))
+	w.next(t)
+	for i := range phones {
+		refused(i, "REGISTER")
+	}
+	if limited() < phones/2 {
+		t.Errorf("of %d guesses %d were limited", phones, limited())
 	}
 }

@@ -31,6 +31,8 @@ func (f *Front) source(flow sipmsg.Flow, now time.Time) guard.Source {
 // means that it has cost too much, and the message goes nowhere.
 func (r *receiver) affordable(d dispatch.Decision) bool {
 	switch {
+	case d.Verdict == dispatch.Reply && d.Status == statusForbidden:
+		return true // says nothing of anybody, and an honest phone earns it, see answerable
 	case d.Verdict == dispatch.Reply:
 		return r.guard.Charge(r.from, guard.Refused, r.now)
 	case d.Verdict != dispatch.Drop:
@@ -41,10 +43,23 @@ func (r *receiver) affordable(d dispatch.Decision) bool {
 	return true
 }
 
+const statusForbidden = 403
+
 // answerable charges the source of a request for its answer, if that is a
-// refusal: who guesses at passwords, or at users, gets many of them.
+// refusal: who guesses at passwords, or at users, gets many of them. A 403 for
+// anything but a REGISTER is none: when a NAT has forgotten its phones, each of
+// them gets one for what it sends before it registers again, and thousands may
+// share an address.
 func (f *Front) answerable(s *link.SIP) bool {
-	if !bytes.HasPrefix(s.Raw, []byte("SIP/2.0 403 ")) && !bytes.HasPrefix(s.Raw, []byte("SIP/2.0 404 ")) {
+	switch {
+	case bytes.HasPrefix(s.Raw, []byte("SIP/2.0 404 ")):
+	case bytes.HasPrefix(s.Raw, []byte("SIP/2.0 403 ")):
+		if m, err := sipmsg.Parse(s.Raw); err == nil {
+			if _, method := m.CSeq(); method != "REGISTER" {
+				return true
+			}
+		}
+	default:
 		return true
 	}
 	now := time.Now()

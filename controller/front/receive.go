@@ -184,14 +184,25 @@ func (r *receiver) message(raw []byte, flow sipmsg.Flow) loss {
 }
 
 // keepAlive reports whether a datagram is nothing but line breaks (RFC 5626
-// §3.5.1 has them for streams; phones send them over UDP, too).
+// §3.5.1 has them for streams; phones send them over UDP, too), or of STUN
+// (§3.5.2), which phones use to keep NATs open; it is not answered.
 func keepAlive(raw []byte) bool {
+	if stun(raw) {
+		return true
+	}
 	for _, b := range raw {
 		if b != '\r' && b != '\n' && b != 0 {
 			return false
 		}
 	}
 	return true
+}
+
+// stun reports whether a datagram is of STUN (RFC 5389 §6).
+func stun(raw []byte) bool {
+	const header, cookie = 20, 0x2112A442
+	return len(raw) >= header && raw[0]&0xC0 == 0 && binary.BigEndian.Uint32(raw[4:]) == cookie &&
+		int(binary.BigEndian.Uint16(raw[2:])) == len(raw)-header
 }
 
 // Flow implements dispatch.Tables. Several users may register over a flow at

@@ -95,7 +95,7 @@ type Offence uint8
 const (
 	Malformed Offence = iota // not SIP, or wrong
 	Stray                    // a response nobody waits for, or a token that is not genuine
-	Refused                  // a request that was answered with 403
+	Refused                  // a registration that was answered with 403, or any request with 404
 	offences
 )
 
