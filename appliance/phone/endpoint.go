@@ -319,7 +319,10 @@ func (e *endpoint) abandon() {
 
 // cause is why a client transaction ended without a final response.
 func cause(tx *sip.ClientTx) error {
-	if err := tx.Err(); !errors.Is(err, sip.ErrTransactionCanceled) && !errors.Is(err, sip.ErrTransactionTerminated) {
+	switch err := tx.Err(); {
+	case err == nil: // sipgo says that it is over before it says why
+	case errors.Is(err, sip.ErrTransactionCanceled), errors.Is(err, sip.ErrTransactionTerminated):
+	default:
 		return err
 	}
 	return errConnectionLost // nobody else ends one that is waited for

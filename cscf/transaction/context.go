@@ -52,7 +52,12 @@ func (r *Request) startGroup() {
 		if i < r.breadth%n {
 			share++
 		}
-		r.live = append(r.live, r.newBranch(g.forward, &g.targets[i], g.index+i, share))
+		b := r.newBranch(g.forward, &g.targets[i], g.index+i, share)
+		if !b.to.carries(len(b.raw)) {
+			r.finals = append(r.finals, final{g.forward, b.target, 513, nil})
+			continue
+		}
+		r.live = append(r.live, b)
 	}
 	for _, b := range r.live[begun:] {
 		b.start()

@@ -358,6 +358,32 @@ func TestFinalReplyCancelsPendingBranches(t *testing.T) {
 	})
 }
 
+// TestRequestThatOutgrowsADatagram: our Via can make a request too large for
+// UDP (RFC 3261 §21.5.7).
+func TestRequestThatOutgrowsADatagram(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		targets []Peer
+		want    string
+	}{
+		{"towards a phone over UDP alone", []Peer{bob}, "513 MESSAGE"},
+		{"towards another one that has a connection", []Peer{bob, tom}, "200 MESSAGE"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			simulate(t, testConfig, func(w *world) {
+				w.request = func(r *Request) { r.Forward(forward(r, c.targets)) }
+				w.receive(tina, call{method: "MESSAGE", extra: []string{"Subject: " + strings.Repeat("x", 65_150)}}.String())
+				for _, p := range slices.Clone(w.sent) {
+					if p.to == tom {
+						w.receive(tom, string(p.m.Response(200, "", "t").Bytes()))
+					}
+				}
+				w.last(tina, c.want)
+			})
+		})
+	}
+}
+
 func TestForwardWithoutTargetsIsAnswered480(t *testing.T) {
 	simulate(t, testConfig, func(w *world) {
 		w.request = to()

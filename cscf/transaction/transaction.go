@@ -25,6 +25,12 @@ func (p Peer) Reliable() bool {
 	return p.Flow.Transport.Reliable()
 }
 
+// carries reports whether a message of n bytes can be sent to p: over UDP what
+// the length fields of IPv4 and UDP leave.
+func (p Peer) carries(n int) bool {
+	return p.Group != 0 || p.Flow.Transport != sipmsg.UDP || n <= 65507
+}
+
 // Env is what the layer does to the world. Each layer has its own.
 type Env interface {
 	Now() time.Time
