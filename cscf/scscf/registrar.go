@@ -248,28 +248,28 @@ func (g *registrar) bound(impi string, set int, now time.Time) []contact {
 	return out
 }
 
-// owns reports whether a public identity is one of a user, registered or not. A
-// user of whom nothing is known any more may still leave its calls.
+// owns reports whether a public identity is one of a user, now or when the user
+// registered. A user of whom nothing is known any more may still leave a call.
 func (g *registrar) owns(impi, aor string) bool {
 	if impi == "" {
 		return false
 	}
-	p, ok := hss.Profile{}, false
+	known := false
 	if g.c.live != nil {
-		p, ok = g.c.live.Profile(impi)
-	}
-	if !ok {
-		g.mu.RLock()
-		if u := g.users[impi]; u != nil && u.Profile.IMPI != "" {
-			p, ok = u.Profile, true
+		if p, ok := g.c.live.Profile(impi); ok {
+			known = true
+			if _, ok := p.Identity(aor); ok {
+				return true
+			}
 		}
-		g.mu.RUnlock()
 	}
-	if ok {
-		_, ok = p.Identity(aor)
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if u := g.users[impi]; u != nil && u.Profile.IMPI != "" {
+		_, ok := u.Profile.Identity(aor)
 		return ok
 	}
-	return true
+	return !known
 }
 
 // registered reports whether the group serves the identity.
