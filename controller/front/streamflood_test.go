@@ -192,3 +192,19 @@ func TestLargestDatagramsOfIPv6(t *testing.T) {
 		t.Errorf("%d bytes came back, %v", n, err)
 	}
 }
+
+func TestABanEndsTheConnectionsThatThereAre(t *testing.T) {
+	f, gone := newStreamFront(t, Streams{})
+	w := connect(t, f, p1)
+	c, flow := bound(t, f, w)
+	f.guard.SetRules([]guard.Rule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}, nil)
+	c.write(message("MESSAGE sip:ims.test SIP/2.0", "To: <sip:stranger@ims.test>"))
+	c.closed()
+	if got := <-gone; got != flow {
+		t.Errorf("gone is %v, want %v", got, flow)
+	}
+	dialFront(t, f.Addr('p')).closed()
+	if n := f.Stats().Ended["refused"]; n != 2 {
+		t.Errorf("%d were refused", n)
+	}
+}
