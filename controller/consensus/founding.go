@@ -194,6 +194,10 @@ func decide(self string, members []Member, mayBegin bool, answers []foundingMsg)
 	}
 	missing := missing(self, members, answers)
 	switch {
+	case begun && lost(members, answers):
+		return stepReturn, Standing{Phase: PhaseReturning,
+			Text:     fmt.Sprintf("the log of controller %s is empty, as are those of so many others that no leader can be chosen: all controllers answer, and only %s kept its log", self, keepers(answers)),
+			WhatToDo: "stop one of those that lost its log, restore its node.data_dir from a copy, and start it; the cluster cannot go on without a majority of the logs"}
 	case begun:
 		return stepReturn, Standing{Phase: PhaseReturning,
 			Text:     fmt.Sprintf("the log of controller %s is empty, but the cluster has begun: it waits for a leader to let it in again", self),
@@ -222,6 +226,32 @@ func listing(members []Member) string {
 		out = append(out, m.Name+" "+m.Addr)
 	}
 	return "[" + strings.Join(out, ", ") + "]"
+}
+
+// lost reports whether every member answers, and too few of them have their log
+// to choose a leader, so that no wait helps.
+func lost(members []Member, answers []foundingMsg) bool {
+	kept := 0
+	for _, a := range answers {
+		if a.Leader != "" {
+			return false
+		}
+		if a.Begun {
+			kept++
+		}
+	}
+	return len(answers) == len(members)-1 && kept <= len(members)/2
+}
+
+// keepers names those who answer and have their log.
+func keepers(answers []foundingMsg) string {
+	var out []string
+	for _, a := range answers {
+		if a.Begun {
+			out = append(out, a.Node)
+		}
+	}
+	return strings.Join(out, " and ")
 }
 
 // missing names the members that did not answer.

@@ -23,6 +23,9 @@ func TestWhatAMemberWithAnEmptyLogDoes(t *testing.T) {
 	begun := func(node string, members []Member) foundingMsg {
 		return foundingMsg{Node: node, Members: members, Begun: true, Leader: node}
 	}
+	leaderless := func(node string, members []Member) foundingMsg {
+		return foundingMsg{Node: node, Members: members, Begun: true}
+	}
 	for _, tt := range []struct {
 		name     string
 		members  []Member
@@ -40,6 +43,9 @@ func TestWhatAMemberWithAnEmptyLogDoes(t *testing.T) {
 			"n1 lists the controllers [n1 127.0.0.1:1, n2 127.0.0.2:1, n3 127.0.0.3:1], but n3 lists [n1 127.0.0.1:1, n2 127.0.0.2:1, n3 127.0.0.3:1, n4", "write the same cluster.controllers on every node"},
 		{"with one other that knows another address it waits", three, false, []foundingMsg{fresh("n3", moved)}, stepWait, PhaseDiffers, "n3 lists [n1 127.0.0.1:1, n2 127.0.0.2:2", "restart"},
 		{"when another has begun it comes back", three, false, []foundingMsg{fresh("n2", three), begun("n3", three)}, stepReturn, PhaseReturning, "the cluster has begun", "start a majority"},
+		{"when all answer and too few have their logs it says that no wait helps", three, true, []foundingMsg{fresh("n2", three), leaderless("n3", three)}, stepReturn, PhaseReturning, "only n3 kept its log", "restore its node.data_dir"},
+		{"when one does not answer it may have its log", three, true, []foundingMsg{leaderless("n3", three)}, stepReturn, PhaseReturning, "waits for a leader", "start n2"},
+		{"when two others have their logs they will choose a leader", three, true, []foundingMsg{leaderless("n2", three), leaderless("n3", three)}, stepReturn, PhaseReturning, "waits for a leader", "nothing"},
 		{"when it knows that the cluster has begun it waits for who knows more", three, true, []foundingMsg{fresh("n2", three), fresh("n3", three)}, stepWait, PhaseReturning, "no controller that answers has its state", "restore a backup"},
 		{"when another has begun with other members it waits", three, true, []foundingMsg{begun("n2", moved)}, stepWait, PhaseDiffers, "n2 lists", "write the same"},
 	} {
