@@ -79,7 +79,11 @@ type Process struct {
 // not close the log.
 func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Options) (err error) {
 	p := &Process{cfg: cfg, version: o.Version, log: o.Log, alarms: newAlarms(), reload: o.Reload, guard: guard.New(limits(cfg.Flood))}
-	m, err := mesh.Listen(id.Mesh(cfg.Cluster.Address.String(), o.Log))
+	mc := id.Mesh(cfg.Cluster.Address.String(), o.Log)
+	for _, c := range cfg.Cluster.Controllers {
+		mc.Peers = append(mc.Peers, c.Address.Addr().Unmap())
+	}
+	m, err := mesh.Listen(mc)
 	if err != nil {
 		return fmt.Errorf("open the cluster port: %w", bound("cluster.address", err))
 	}

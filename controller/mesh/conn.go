@@ -3,9 +3,12 @@ package mesh
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -103,22 +106,61 @@ func sourceOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// enter counts an inbound handshake in. Who connects and says nothing cannot
-// take the port from the others.
-func (m *Mesh) enter(source netip.Addr) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.shaking[source] >= max(1, m.cfg.MaxHandshakes/2) {
-		return false
-	}
-	m.shaking[source]++
-	return true
+// handshake is one of a connection that was accepted.
+type handshake struct {
+	raw     net.Conn
+	source  netip.Addr
+	peer    bool // source is one of Config.Peers
+	gaveWay atomic.Bool
 }
 
-func (m *Mesh) leave(source netip.Addr) {
+var errGaveWay = errors.New("its handshake took long while others waited")
+
+// enter counts an inbound handshake in, nil if there is no room for it. Who has
+// most of those under way gives way to who has fewer, and nobody takes the room
+// of the cluster's own nodes.
+func (m *Mesh) enter(raw net.Conn) *handshake {
+	h := &handshake{raw: raw, source: sourceOf(raw.RemoteAddr())}
+	h.peer = slices.Contains(m.cfg.Peers, h.source)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.shaking[source]--; m.shaking[source] == 0 {
-		delete(m.shaking, source)
+	total, of := 0, make(map[netip.Addr]int)
+	for _, o := range m.shaking {
+		if o.peer == h.peer {
+			total++
+			of[o.source]++
+		}
+	}
+	if !h.peer && of[h.source] >= max(1, m.cfg.MaxHandshakes/2) {
+		return nil
+	}
+	if total >= m.cfg.MaxHandshakes {
+		var victim *handshake
+		for _, o := range m.shaking {
+			if o.peer == h.peer && of[o.source] > of[h.source] && (victim == nil || of[o.source] > of[victim.source]) {
+				victim = o
+			}
+		}
+		if victim == nil {
+			return nil
+		}
+		m.remove(victim)
+		victim.gaveWay.Store(true)
+		_ = victim.raw.Close()
+	}
+	m.shaking = append(m.shaking, h)
+	return h
+}
+
+func (m *Mesh) leave(h *handshake) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.remove(h)
+}
+
+// remove forgets a handshake. The caller holds mu.
+func (m *Mesh) remove(h *handshake) {
+	if i := slices.Index(m.shaking, h); i >= 0 {
+		m.shaking = slices.Delete(m.shaking, i, i+1)
 	}
 }

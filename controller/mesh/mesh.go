@@ -17,9 +17,10 @@
 //
 // Invariants: a connection that Accept or Dial returns has been verified by
 // both sides, but for one of a HandleOpen protocol, whose PeerNode may be "";
-// at most Config.MaxHandshakes inbound handshakes are under way, half of
-// them of one address, each for at most Config.HandshakeTimeout, further connections wait in the
-// kernel's queue; certificates are loaded again for each handshake.
+// at most Config.MaxHandshakes inbound handshakes are under way, and as many
+// again of Config.Peers, each for at most Config.HandshakeTimeout; who connects
+// and says nothing keeps neither the peers out nor, from fewer addresses than
+// that, others; certificates are loaded again for each handshake.
 //
 // Failure modes: a certificate that does not load fails that handshake, not
 // the mesh; a protocol whose accept queue is full, or that nobody handles, is
@@ -65,6 +66,7 @@ type Config struct {
 	NodeName         string
 	HandshakeTimeout time.Duration // 0: 3 s
 	MaxHandshakes    int           // 0: 64
+	Peers            []netip.Addr  // where nodes of the cluster connect from
 	Log              *slog.Logger  // nil: slog.Default()
 }
 
@@ -74,7 +76,6 @@ type Mesh struct {
 	cfg    Config
 	tcp    net.Listener
 	dialer net.Dialer
-	slots  chan struct{} // one per handshake under way
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -84,7 +85,7 @@ type Mesh struct {
 	mu        sync.Mutex // nothing is called with it held
 	protocols map[string]*listener
 	conns     map[*tracked]struct{}
-	shaking   map[netip.Addr]int // inbound handshakes under way, by source
+	shaking   []*handshake // inbound, under way; the oldest first
 	closed    bool
 }
 
@@ -120,8 +121,8 @@ func Dialer(cfg Config) (*Mesh, error) {
 		cfg.Log = slog.Default()
 	}
 	m := &Mesh{
-		cfg: cfg, log: cfg.Log, slots: make(chan struct{}, cfg.MaxHandshakes),
-		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}), shaking: make(map[netip.Addr]int),
+		cfg: cfg, log: cfg.Log,
+		protocols: make(map[string]*listener), conns: make(map[*tracked]struct{}),
 		dialer: net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: sourceAddr(cfg.Addr)},
 	}
 	if err := m.checkOwn(); err != nil {
@@ -265,14 +266,8 @@ func describe(err error) error {
 func (m *Mesh) accept() {
 	defer m.wg.Done()
 	for {
-		select {
-		case m.slots <- struct{}{}:
-		case <-m.ctx.Done():
-			return
-		}
 		raw, err := m.tcp.Accept()
 		if err != nil {
-			<-m.slots
 			if m.ctx.Err() != nil {
 				return
 			}
@@ -284,34 +279,36 @@ func (m *Mesh) accept() {
 			}
 			continue
 		}
-		source := sourceOf(raw.RemoteAddr())
-		if !m.enter(source) {
+		h := m.enter(raw)
+		if h == nil {
 			_ = raw.Close()
-			<-m.slots
 			continue
 		}
 		m.wg.Add(1)
 		go func() {
 			defer m.wg.Done()
-			defer func() { m.leave(source); <-m.slots }()
-			m.serve(raw)
+			defer m.leave(h)
+			m.serve(h)
 		}()
 	}
 }
 
 // serve does an inbound handshake and hands the connection to its protocol.
-func (m *Mesh) serve(raw net.Conn) {
-	tc, err := m.track(raw)
+func (m *Mesh) serve(h *handshake) {
+	tc, err := m.track(h.raw)
 	if err != nil {
 		return
 	}
-	remote := raw.RemoteAddr()
+	remote := h.raw.RemoteAddr()
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.HandshakeTimeout)
 	defer cancel()
 	var own usedCert
 	conn := tls.Server(tc, m.serverConfig(&own))
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = tc.Close()
+		if h.gaveWay.Load() {
+			err = errGaveWay
+		}
 		if m.ctx.Err() == nil {
 			m.refuse.log(m.log, remote, err, time.Now())
 		}

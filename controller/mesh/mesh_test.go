@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
@@ -253,6 +254,63 @@ func TestSilentClientsAreBoundedAndCutOff(t *testing.T) {
 			if errors.As(err, &ne) && ne.Timeout() {
 				t.Errorf("a silent connection is still open")
 			}
+		}
+	}
+}
+
+// TestSilentClientsKeepNobodyOut: strangers that hold, and hold again, every
+// handshake there can be; a node of the cluster connects at once, and so does
+// somebody from an address of its own.
+func TestSilentClientsKeepNobodyOut(t *testing.T) {
+	ca := meshtest.NewCA(t, "c1")
+	cfg := ca.Config(t, "a", "127.0.0.1:0")
+	cfg.MaxHandshakes, cfg.HandshakeTimeout = 8, time.Minute // longer than this test
+	cfg.Peers = []netip.Addr{netip.MustParseAddr("127.0.0.2")}
+	a, err := mesh.Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	go echo(a.Handle("bw-api/1"), "api")
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	held := make(chan struct{}, 32)
+	for i := range 32 {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+i%4))}}
+		wg.Go(func() {
+			for first := true; ctx.Err() == nil; first = false {
+				c, err := d.DialContext(ctx, "tcp", a.Addr().String())
+				if first {
+					held <- struct{}{}
+				}
+				if err != nil {
+					continue
+				}
+				end := context.AfterFunc(ctx, func() { _ = c.Close() })
+				_, _ = c.Read(make([]byte, 1)) // until it is closed
+				end()
+				_ = c.Close()
+			}
+		})
+	}
+	for range 32 {
+		<-held
+	}
+	for _, from := range []string{"127.0.0.2", "127.0.0.3"} {
+		for range 5 {
+			d, err := mesh.Dialer(ca.Config(t, "b", from+":0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := d.Dial(context5(t), a.Addr().String(), "a", "bw-api/1")
+			if err != nil {
+				t.Errorf("from %s: %v", from, err)
+				continue
+			}
+			_ = c.Close()
+			_ = d.Close()
 		}
 	}
 }
