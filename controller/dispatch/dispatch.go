@@ -150,10 +150,10 @@ func Decide(in Input) Decision {
 	switch {
 	case kind == state.ICSCF:
 		return in.byLoad()
-	case kind == state.SCSCF && method == "REGISTER":
-		return in.registerS()
 	case kind == state.SCSCF:
-		return in.initialS(uri)
+		// Nothing from the wire is served there. Where it would lead tells who
+		// is registered.
+		return in.refuse(403, "")
 	case method == "REGISTER":
 		return in.registerP()
 	}
@@ -320,42 +320,6 @@ func (in *Input) byLoad() Decision {
 		}
 	}
 	return in.leastLoaded()
-}
-
-// registerS: the group of the subscription, else one to be reserved.
-func (in *Input) registerS() Decision {
-	aor, ok := in.toAOR()
-	if !ok {
-		return in.refuse(400, "Bad To")
-	}
-	sub, ok := in.State.SubscriberByIdentity(aor)
-	if !ok {
-		return in.spread(state.SCSCF, aor, "")
-	}
-	if d, ok := in.assigned(state.SCSCF, sub.IMPI); ok {
-		return d
-	}
-	return Decision{Verdict: Reserve, Kind: state.SCSCF, User: sub.IMPI}
-}
-
-// initialS: the group of the served user's subscription. The served user is
-// the one that P-Served-User names (RFC 5502), else the one called.
-func (in *Input) initialS(uri sipmsg.URI) Decision {
-	if v, ok := in.Message.Value(sipmsg.PServedUser); ok {
-		id, err := sipmsg.ParseNameAddr(v)
-		if err == nil {
-			uri, err = sipmsg.ParseURI(id.URI)
-		}
-		if err != nil {
-			return in.refuse(400, "Bad P-Served-User")
-		}
-	}
-	if sub, ok := in.State.SubscriberByIdentity(uri.AOR()); ok {
-		if d, ok := in.assigned(state.SCSCF, sub.IMPI); ok {
-			return d
-		}
-	}
-	return in.refuse(404, "Not Found")
 }
 
 // local hands over to a worker of this node, or of another if there is none.

@@ -386,8 +386,13 @@ func TestRequestsOpenConnections(t *testing.T) {
 		t.Errorf("got %s", m.Method())
 	}
 	nc.Close()
-	if got := <-gone; got.Remote.String() != l.Addr().String() || got.Conn != 0 {
-		t.Errorf("its connection ended before an answer: gone is %v", got)
+	select {
+	case got := <-gone:
+		if got.Remote.String() != l.Addr().String() || got.Conn != 0 {
+			t.Errorf("its connection ended before an answer: gone is %v", got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nobody hears that its connection ended before an answer")
 	}
 	free := peerAt(t, "127.0.0.1:0")
 	nobody := free.Addr().String()

@@ -200,11 +200,15 @@ func TestABanEndsTheConnectionsThatThereAre(t *testing.T) {
 	f.guard.SetRules([]guard.Rule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}, nil)
 	c.write(message("MESSAGE sip:ims.test SIP/2.0", "To: <sip:stranger@ims.test>"))
 	c.closed()
-	if got := <-gone; got != flow {
-		t.Errorf("gone is %v, want %v", got, flow)
+	select {
+	case got := <-gone:
+		if got != flow {
+			t.Errorf("gone is %v, want %v", got, flow)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nobody hears that the flow is gone")
 	}
-	dialFront(t, f.Addr('p')).closed()
-	if n := f.Stats().Ended["refused"]; n != 2 {
+	if n := f.Stats().Ended["refused"]; n != 1 {
 		t.Errorf("%d were refused", n)
 	}
 }
