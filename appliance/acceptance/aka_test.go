@@ -244,6 +244,11 @@ var testSet2 = struct{ k, op string }{"0396eb317b6d1c36f19c1c84cd6ffd16", "ff53b
 
 // TS 35.208: stock sipp registers with AKA, again and again. Where RES has a
 // byte 00, sipp answers wrongly, and only there.
+//
+// sipp reads hex digits into memory that it has not cleared, and takes what
+// follows for text up to the next byte 00: an address with a byte 5b in it, a
+// matter of luck for each process, is a syntax error then. So the digits end
+// with 00 here.
 func TestSippRegistersWithAKA(t *testing.T) {
 	t.Parallel()
 	c := sharedCluster(t)
@@ -270,7 +275,7 @@ func TestSippRegistersWithAKA(t *testing.T) {
 		d := desk{netip.AddrPortFrom(addr(round+1), 5060), c.Nodes[round%len(c.Nodes)], users}
 		s := d.registration(users, 600, 20)
 		for i := range s.rows {
-			s.rows[i][1] = fmt.Sprintf("[authentication username=%s@%s aka_K=0x%s aka_OP=0x%s aka_AMF=0x8000]", users[i], domain, testSet2.k, testSet2.op)
+			s.rows[i][1] = fmt.Sprintf("[authentication username=%s@%s aka_K=0x%s00 aka_OP=0x%s00 aka_AMF=0x800000]", users[i], domain, testSet2.k, testSet2.op)
 		}
 		s.trace = true
 		r := s.start(t)

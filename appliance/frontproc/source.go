@@ -258,10 +258,11 @@ func (s source) Calls(ctx context.Context) ([]api.Call, error) {
 				byID[c.CallID] = a
 			}
 			// The originating half knows the identities as they were dialled.
+			p, _ := st.Group(c.PCSCF)
 			if c.Role == "orig" {
-				a.From, a.To, a.State, a.SOrig = c.From, c.To, c.State, c.Worker
+				a.From, a.To, a.State, a.SOrig, a.POrig = c.From, c.To, c.State, c.Worker, p.Serving
 			} else {
-				a.STerm = c.Worker
+				a.STerm, a.PTerm = c.Worker, p.Serving
 			}
 			if c.Started.Before(a.Started) {
 				a.Started = c.Started
@@ -274,12 +275,6 @@ func (s source) Calls(ctx context.Context) ([]api.Call, error) {
 	}
 	out := make([]api.Call, 0, len(byID))
 	for _, c := range byID {
-		if sv, ok := s.serving(st, state.PCSCF, c.From); ok {
-			c.POrig = sv.Serving
-		}
-		if sv, ok := s.serving(st, state.PCSCF, c.To); ok {
-			c.PTerm = sv.Serving
-		}
 		out = append(out, *c)
 	}
 	slices.SortFunc(out, func(a, b api.Call) int {

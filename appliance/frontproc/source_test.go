@@ -251,8 +251,8 @@ func TestUsersAndCalls(t *testing.T) {
 	w.answers(reply(workerlink.UserReply{Bindings: []workerlink.Binding{{
 		Worker: "p1", Kind: "p-cscf", Contact: contact, Flow: "udp a b", ServiceRoute: []string{"<sip:s>"}, Expires: soon,
 	}}}, workerlink.CallsReply{Calls: []workerlink.Call{
-		{CallID: "1", From: "sip:alice@ims.test", To: "tel:+4930222", State: "confirmed", Worker: "s1", Role: "orig", Started: soon},
-		{CallID: "2", From: "x", To: "sip:alice@ims.test", State: "ringing", Worker: "s1", Role: "term", Started: soon.Add(-time.Second)},
+		{CallID: "1", From: "sip:alice@ims.test", To: "tel:+4930222", State: "confirmed", Worker: "s1", Role: "orig", Started: soon, PCSCF: groups[state.PCSCF]},
+		{CallID: "2", From: "x", To: "sip:alice@ims.test", State: "ringing", Worker: "s1", Role: "term", Started: soon.Add(-time.Second), PCSCF: groups[state.PCSCF]},
 	}}))
 	second.answers(reply(workerlink.UserReply{Bindings: []workerlink.Binding{
 		{Worker: "s1", Kind: "s-cscf", Contact: contact, Q: 0.5, Path: []string{"<sip:p>"}, Expires: soon},

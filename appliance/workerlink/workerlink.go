@@ -168,6 +168,7 @@ type Call struct {
 	Worker  string    `cbor:"5,keyasint"`
 	Started time.Time `cbor:"6,keyasint"`
 	Role    string    `cbor:"7,keyasint"` // "orig" or "term": the half that this worker serves
+	PCSCF   uint32    `cbor:"8,keyasint"` // group of that half's phone; 0: not known
 }
 
 // CallsReply lists calls, at most MaxCalls.

@@ -34,7 +34,7 @@ var messages = []any{
 	UserReply{Bindings: []Binding{{
 		Worker: "p1", Kind: "p-cscf", Contact: "sip:c", Path: []string{"a"}, ServiceRoute: []string{"b"}, Flow: "udp", Expires: time.Unix(1, 5000), Q: 0.5,
 	}}},
-	CallsReply{Calls: []Call{{CallID: "c", From: "a", To: "b", State: "ringing", Worker: "s1", Started: time.Unix(2, 0), Role: "orig"}}},
+	CallsReply{Calls: []Call{{CallID: "c", From: "a", To: "b", State: "ringing", Worker: "s1", Started: time.Unix(2, 0), Role: "orig", PCSCF: 6}}},
 	AwaitMsg{Index: 5},
 	ChildExitMsg{Child: "front", Reason: "signal", Restarts: 2, At: time.Unix(3, 0)},
 }

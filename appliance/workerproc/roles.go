@@ -125,7 +125,7 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 		e.calls = func() []workerlink.Call {
 			var out []workerlink.Call
 			for _, k := range r.Calls() {
-				out = append(out, workerlink.Call{CallID: k.CallID, From: k.From, To: k.To, State: k.State, Started: k.Started, Role: k.Role})
+				out = append(out, workerlink.Call{CallID: k.CallID, From: k.From, To: k.To, State: k.State, Started: k.Started, Role: k.Role, PCSCF: k.PCSCF})
 			}
 			return out
 		}

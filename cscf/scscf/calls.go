@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"bellwether/controller/state"
 )
 
 // The halves of a call that an S-CSCF can serve.
@@ -27,6 +29,7 @@ type Call struct {
 	Role    string // the half: Originating or Terminating
 	State   string
 	Started time.Time
+	PCSCF   state.GroupID // of the phone: of several that ring the one heard last; 0: not known
 }
 
 // Calls lists the calls in progress, the oldest first; a call whose two users
@@ -39,7 +42,7 @@ func (c *CSCF) Calls() []Call {
 	var out []Call
 	for _, e := range c.dialogs.sets {
 		for half, s := range e.Halves {
-			out = append(out, Call{CallID: e.CallID, From: e.From, To: e.Called, Role: half, State: s, Started: e.Started})
+			out = append(out, Call{CallID: e.CallID, From: e.From, To: e.Called, Role: half, State: s, Started: e.Started, PCSCF: e.PCSCF[half]})
 		}
 	}
 	slices.SortFunc(out, func(a, b Call) int {
@@ -52,6 +55,21 @@ func (c *CSCF) Calls() []Call {
 		return strings.Compare(a.Role, b.Role)
 	})
 	return out
+}
+
+// through notes by which P-CSCF a half of a session reaches its phone. Of the
+// phones of a fork it is the one that answered that counts.
+func (l *dialogs) through(k hash, half string, group state.GroupID, answered bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.sets[k]
+	if e == nil || group == 0 || e.confirmed() && !answered {
+		return
+	}
+	if e.PCSCF == nil {
+		e.PCSCF = make(map[string]state.GroupID, 1)
+	}
+	e.PCSCF[half] = group
 }
 
 // inCalls is the number of calls in progress.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
+	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
 	"bellwether/ha"
 )
@@ -80,6 +81,8 @@ type dialogSet struct {
 	Owner   string            `cbor:"11,keyasint,omitempty"` // IMPI of the one who began, if this group serves it
 	By      string            `cbor:"12,keyasint,omitempty"` // identity that was asserted of the one who began
 	Callee  string            `cbor:"13,keyasint,omitempty"` // IMPI of the one who was called, if this group serves it
+
+	PCSCF map[string]state.GroupID `cbor:"14,keyasint,omitempty"` // of the phone of each half that is here
 }
 
 // dialogs are the sets of a group.

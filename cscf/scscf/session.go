@@ -130,6 +130,7 @@ func (c *CSCF) terminating(r *transaction.Request) {
 		if err != nil {
 			return err
 		}
+		c.dialogs.through(hashOf(m.CallID(), m.FromTag()), Terminating, groups[0][0].To.Group, false)
 		r.Forward(transaction.Forward{Groups: groups, Response: follow})
 		return nil
 	}, func(err error) {
@@ -194,7 +195,13 @@ func (c *CSCF) follow(r *transaction.Request, m *sipmsg.Message, half, user stri
 		return nil, nil, false
 	}
 	m.Push(sipmsg.RecordRoute, c.dialog)
-	response = func(_ *transaction.Request, _ *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+	if half == Originating {
+		c.dialogs.through(k, half, r.From.Group, false)
+	}
+	response = func(_ *transaction.Request, t *transaction.Target, m *sipmsg.Message) transaction.Verdict {
+		if half == Terminating && t != nil && m.Status() < 300 {
+			c.dialogs.through(k, half, t.To.Group, m.Status() >= 200)
+		}
 		c.dialogs.heard(k, half, m, time.Now())
 		return transaction.Pass
 	}
