@@ -52,3 +52,15 @@ func TestConnectionThatEnded(t *testing.T) {
 	request(200)
 	phone.take(t, "MESSAGE")
 }
+
+// A phone that lost its connection calls over a new one before it registers by
+// it, and hears the answer there.
+func TestCallOverANewConnection(t *testing.T) {
+	t.Parallel()
+	p := newParties(t, "anew", "TCP", "UDP", always(200))
+	user, route := p.caller.user, p.caller.serviceRoute
+	p.caller.conn.Close()
+	p.caller = dialWire(t, p.addr(1), p.n.P())
+	p.caller.user, p.caller.serviceRoute = user, route
+	p.deliver(t, text(p.caller.initial("MESSAGE", p.peer), "x"))
+}

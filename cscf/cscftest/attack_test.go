@@ -210,8 +210,9 @@ func TestARefusedRegistrationUsesItsCredentialsUp(t *testing.T) {
 }
 
 func TestAConnectionIsNoOther(t *testing.T) {
-	run(t, "though it comes from the same port", func(t *testing.T, c *ims) {
+	run(t, "though it comes from the same port of the same NAT", func(t *testing.T, c *ims) {
 		alice, bob := c.alice(), c.bob()
+		alice.Contact = "<sip:alice@10.0.0.7:5060;transport=tcp>"
 		alice.Reconnect("192.0.2.1:40000")
 		registered(alice, bob)
 		invite, _, ok := talking(alice, bob)

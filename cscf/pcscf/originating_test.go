@@ -231,42 +231,50 @@ func onlyInSubject(m *sipmsg.Message) bool {
 	return true
 }
 
-// A request that is too large for a datagram comes over TCP (RFC 3261
-// §18.1.1), from a phone that is registered over UDP.
-func TestLargeRequestOfAPhoneOnUDP(t *testing.T) {
+// A phone may send over a connection that it did not register by, if that can
+// be known to be its own: a request too large for a datagram (RFC 3261
+// §18.1.1), or any when its connection was lost.
+func TestConnectionThatIsNotTheBindings(t *testing.T) {
 	for _, c := range []struct {
 		name, contact, from string
-		want                int // 0: it reaches the S-CSCF
+		tcp                 bool // how the phone is registered
+		want                int  // 0: it reaches the S-CSCF
 	}{
-		{"from the phone's host", "192.0.2.1:5060", "192.0.2.1:40000", 0},
-		{"from another host", "192.0.2.1:5060", "192.0.2.66:40000", 403},
-		{"from behind the same NAT", "10.0.0.7:5060", "192.0.2.1:40000", 403},
-		{"from behind the same NAT, which kept the phone's address but not its port", "192.0.2.1:5062", "192.0.2.1:40000", 403},
+		{"of a phone on UDP, from its host", "192.0.2.1:5060", "192.0.2.1:40000", false, 0},
+		{"of a phone on UDP, from another host", "192.0.2.1:5060", "192.0.2.66:40000", false, 403},
+		{"of a phone on UDP, from behind the same NAT", "10.0.0.7:5060", "192.0.2.1:40000", false, 403},
+		{"of a phone on UDP behind a NAT that kept the address but not the port", "192.0.2.1:5062", "192.0.2.1:40000", false, 403},
+		{"of a phone on TCP, from its host", "192.0.2.1:5060;transport=tcp", "192.0.2.1:40001", true, 0},
+		{"of a phone on TCP, from another host", "192.0.2.1:5060;transport=tcp", "192.0.2.66:40001", true, 403},
+		{"of a phone on TCP, from behind the same NAT", "10.0.0.7:5060;transport=tcp", "192.0.2.1:40001", true, 403},
 	} {
 		run(t, c.name, func(t *testing.T, b *bench) {
 			p := b.phone()
+			if c.tcp {
+				p.Reconnect("192.0.2.1:40000")
+			}
 			p.Contact = "<sip:alice@" + c.contact + ">"
 			b.register(p)
 			own := b.dialog(p)
 			p.Drain()
-			large := b.NewPhone("a", c.from, "alice", aliceURI)
-			large.Reconnect(c.from)
-			large.Call("INVITE", "sip:bob@ims.test")
+			other := b.NewPhone("a", c.from, "alice", aliceURI)
+			other.Reconnect(c.from)
+			other.Call("INVITE", "sip:bob@ims.test")
 			if c.want != 0 {
-				large.Expect(c.want, "INVITE")
+				other.Expect(c.want, "INVITE")
 			} else {
 				m := b.nextOf("INVITE")
 				want(t, m, sipmsg.PAssertedIdentity, "<"+aliceURI+">")
-				if rr, _ := m.Value(sipmsg.RecordRoute); strings.Contains(rr, "tcp") {
-					t.Errorf("Record-Route %s; the phone is registered over UDP", rr)
+				if rr, _ := m.Value(sipmsg.RecordRoute); strings.Contains(rr, "tcp") != c.tcp {
+					t.Errorf("Record-Route %s; the dialog is not where the phone is registered", rr)
 				}
 			}
-			m := large.Request("INFO", "sip:bob@192.0.2.9", "To: <sip:bob@ims.test>;tag=x")
+			m := other.Request("INFO", "sip:bob@192.0.2.9", "To: <sip:bob@ims.test>;tag=x")
 			m.Add(sipmsg.Route, own+", "+b.dialogRoute())
-			large.Drain()
-			large.Send(m)
+			other.Drain()
+			other.Send(m)
 			if c.want != 0 {
-				large.Expect(c.want, "INFO")
+				other.Expect(c.want, "INFO")
 			} else {
 				b.nextOf("INFO")
 			}

@@ -62,23 +62,27 @@ func sameFlow(a, b sipmsg.Flow) bool {
 }
 
 // sends reports whether what comes over a flow comes from the binding's phone.
-// A phone that is registered over UDP sends what is too large for a datagram
-// over TCP (RFC 3261 §18.1.1). If its contact is the very address that it
-// registered from, no NAT is between us, and a connection from that address
-// can only be its own.
+// A phone may open a connection without registering by it: for a request that
+// is too large for a datagram (RFC 3261 §18.1.1), or because its own one was
+// lost. If its contact shows that no NAT is between us, a connection from that
+// address can only be its own (the IP association of TS 33.203 §N.2.1).
 func (b *binding) sends(flow sipmsg.Flow) bool {
 	if sameFlow(b.Flow, flow) {
 		return true
 	}
-	return b.Flow.Transport == sipmsg.UDP && flow.Transport == sipmsg.TCP &&
-		b.Flow.Remote.Addr() == flow.Remote.Addr() && slices.ContainsFunc(b.Contacts, func(contact string) bool {
-		u, err := sipmsg.ParseURI(contact)
-		if err != nil {
-			return false
-		}
-		at, ok := u.HostPort()
-		return ok && netip.AddrPortFrom(at.Addr().Unmap(), at.Port()) == b.Flow.Remote
-	})
+	return flow.Transport == sipmsg.TCP && b.Flow.Remote.Addr() == flow.Remote.Addr() && slices.ContainsFunc(b.Contacts, b.direct)
+}
+
+// direct reports whether a contact is the address that the binding's phone
+// registered from. The port of a connection says nothing: it is not the one
+// that the phone listens at.
+func (b *binding) direct(contact string) bool {
+	u, err := sipmsg.ParseURI(contact)
+	if err != nil {
+		return false
+	}
+	at, ok := u.HostPort()
+	return ok && at.Addr().Unmap() == b.Flow.Remote.Addr() && (b.Flow.Transport.Reliable() || at.Port() == b.Flow.Remote.Port())
 }
 
 func newTable(c *CSCF) *table {
