@@ -61,25 +61,38 @@ const Quiet = -50
 
 // Detect finds which of the candidate frequencies (Hz) has most power in pcm,
 // by the Goertzel algorithm over blocks whose powers are added up. Blocks that
-// are quieter than Quiet say nothing: silence between words, or where a sender
-// was held up, does not make a tone unclear. It reports false if no block is
-// louder, or if there are no candidates. The caller judges Detection.SNR: a
+// are quieter than Quiet say nothing, and while there are others, nor do those
+// with a hole: silence between words, lost packets, or a sender that was held
+// up do not make a tone unclear. It reports false if no block is louder than
+// Quiet, or if there are no candidates. The caller judges Detection.SNR: a
 // wrong tone or noise gives some candidate the most power, but a low SNR.
 func Detect(pcm []int16, candidates []float64) (Detection, bool) {
 	var total float64
-	var blocks [][]int16
+	var blocks, whole [][]int16
 	for b := 0; b+Block <= len(pcm); b += Block {
 		block := pcm[b : b+Block]
 		var sum float64
 		for _, s := range block {
 			sum += float64(s) * float64(s)
 		}
-		if decibel(sum/Block, fullScale) >= Quiet {
-			blocks, total = append(blocks, block), total+sum/Block
+		if decibel(sum/Block, fullScale) < Quiet {
+			continue
 		}
+		blocks = append(blocks, block)
+		if !holed(block) {
+			whole = append(whole, block)
+		}
+	}
+	if len(whole) > 0 {
+		blocks = whole
 	}
 	if len(blocks) == 0 {
 		return Detection{}, false
+	}
+	for _, block := range blocks {
+		for _, s := range block {
+			total += float64(s) * float64(s) / Block
+		}
 	}
 	total /= float64(len(blocks))
 
@@ -100,6 +113,23 @@ func Detect(pcm []int16, candidates []float64) (Detection, bool) {
 	best.Level = min(decibel(power, fullScale), 0)
 	best.SNR = decibel(power, total-power)
 	return best, true
+}
+
+// hole is how many samples of silence (10 ms) make a block useless: its tone
+// begins anew behind them, at any phase.
+const hole = Rate / 100
+
+func holed(block []int16) bool {
+	silent := 0
+	for _, s := range block {
+		if silent++; s != 0 {
+			silent = 0
+		}
+		if silent == hole {
+			return true
+		}
+	}
+	return false
 }
 
 const fullScale = 32767.0 * 32767.0 / 2

@@ -168,3 +168,19 @@ func TestSilenceDoesNotMakeAToneUnclear(t *testing.T) {
 		t.Errorf("heard %+v in silence", d)
 	}
 }
+
+// A sender that the machine holds up leaves holes, and goes on at another phase.
+func TestHolesDoNotMakeAToneUnclear(t *testing.T) {
+	var pcm []int16
+	g := NewGenerator(1004, 8000)
+	for range 10 { // of each 200 ms, 20 ms are lost
+		before, after := make([]int16, 480), make([]int16, 960)
+		g.Fill(before)
+		g.Fill(make([]int16, 37)) // any other phase
+		g.Fill(after)
+		pcm = append(append(append(pcm, before...), make([]int16, 160)...), after...)
+	}
+	if d, ok := Detect(pcm, candidates); !ok || d.Hz != 1004 || d.SNR < 30 {
+		t.Errorf("found %+v, %v; want 1004 Hz with 30 dB", d, ok)
+	}
+}
