@@ -3,12 +3,15 @@ package joining
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -323,4 +326,36 @@ func FuzzServer(f *testing.F) {
 			t.Errorf("%+v is answered with %+v", req, rep)
 		}
 	})
+}
+
+// TestATokenIsGoodForOneOfManyAtOnce: whoever else uses the book of tokens at
+// the same moment, a token is used once, and no other is lost.
+func TestATokenIsGoodForOneOfManyAtOnce(t *testing.T) {
+	b := Book{Dir: t.TempDir()}
+	now := time.Now()
+	secret, err := b.issue("n2", pki.Controller, time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const many = 16
+	var used atomic.Int32
+	var wg sync.WaitGroup
+	for i := range many {
+		wg.Go(func() {
+			_ = b.redeem(secret[:], "n2", pki.Controller, now, func() error {
+				used.Add(1)
+				return nil
+			})
+		})
+		wg.Go(func() {
+			if _, err := b.issue(fmt.Sprint("m", i), pki.Controller, time.Hour, now); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	all, err := b.List()
+	if err != nil || len(all) != many+1 || used.Load() != 1 {
+		t.Errorf("used %d times, %d tokens in the book, %v", used.Load(), len(all), err)
+	}
 }

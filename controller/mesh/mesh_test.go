@@ -262,6 +262,14 @@ func TestSilentClientsAreBoundedAndCutOff(t *testing.T) {
 // handshake there can be; a node of the cluster connects at once, and so does
 // somebody from an address of its own.
 func TestSilentClientsKeepNobodyOut(t *testing.T) {
+	t.Run("from a few addresses", func(t *testing.T) { besiege(t, 4, "127.0.0.2", "127.0.0.3") })
+	t.Run("from more addresses than there can be handshakes", func(t *testing.T) { besiege(t, 32, "127.0.0.2") })
+}
+
+// besiege holds all handshakes of a mesh whose peer is 127.0.0.2, from so many
+// addresses, and connects from others.
+func besiege(t *testing.T, sources int, others ...string) {
+	t.Helper()
 	ca := meshtest.NewCA(t, "c1")
 	cfg := ca.Config(t, "a", "127.0.0.1:0")
 	cfg.MaxHandshakes, cfg.HandshakeTimeout = 8, time.Minute // longer than this test
@@ -278,7 +286,7 @@ func TestSilentClientsKeepNobodyOut(t *testing.T) {
 	defer stop()
 	held := make(chan struct{}, 32)
 	for i := range 32 {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+i%4))}}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+i%sources))}}
 		wg.Go(func() {
 			for first := true; ctx.Err() == nil; first = false {
 				c, err := d.DialContext(ctx, "tcp", a.Addr().String())
@@ -298,7 +306,7 @@ func TestSilentClientsKeepNobodyOut(t *testing.T) {
 	for range 32 {
 		<-held
 	}
-	for _, from := range []string{"127.0.0.2", "127.0.0.3"} {
+	for _, from := range others {
 		for range 5 {
 			d, err := mesh.Dialer(ca.Config(t, "b", from+":0"))
 			if err != nil {
