@@ -110,7 +110,7 @@ func (a *app) banAdd() *cobra.Command {
 	f.BoolVar(&b.Allow, "allow", false, "never limit or ban it")
 	f.DurationVar(&lasts, "for", 0, "how long it lasts, a `TIME` such as 30m or 24h (default: until it is removed)")
 	f.StringVar(&b.Reason, "reason", "", "a `TEXT` that the list shows")
-	f.BoolVar(&b.Force, "force", false, "ban even everybody, or a node of the cluster")
+	f.BoolVar(&b.Force, "force", false, "also for everybody, or to ban a node of the cluster")
 	return c
 }
 

@@ -78,8 +78,8 @@ func ban(b state.Ban) api.Ban {
 
 // AddBan stores an operator's ban or allowance, at all nodes.
 func (s source) AddBan(ctx context.Context, n api.NewBan) (api.Ban, error) {
-	if !n.Allow && !n.Force {
-		if err := s.harmful(n.Prefix); err != nil {
+	if !n.Force {
+		if err := s.harmful(n); err != nil {
 			return api.Ban{}, err
 		}
 	}
@@ -94,11 +94,15 @@ func (s source) AddBan(ctx context.Context, n api.NewBan) (api.Ban, error) {
 	return ban(b), nil
 }
 
-// harmful refuses bans that an operator hardly means.
-func (s source) harmful(p netip.Prefix) error {
+// harmful refuses rules that an operator hardly means.
+func (s source) harmful(r api.NewBan) error {
 	const force = "give --force if you mean it"
-	if p.Bits() == 0 {
-		return api.Errorf(api.Conflict, "%s is everybody", p).Advise(force)
+	p := r.Prefix
+	switch {
+	case p.IsValid() && p.Bits() < 8: // two halves are the whole
+		return api.Errorf(api.Conflict, "%s is everybody, or much of it", p).Advise(force)
+	case r.Allow:
+		return nil
 	}
 	for n := range s.p.ctl.State().Nodes() {
 		addrs := []netip.Addr{n.Service, n.Service6}

@@ -48,6 +48,8 @@ func TestBansOfOperators(t *testing.T) {
 	}{
 		{"everybody", api.NewBan{Prefix: netip.MustParsePrefix("0.0.0.0/0")}, api.Conflict},
 		{"everybody of IPv6", api.NewBan{Prefix: netip.MustParsePrefix("::/0")}, api.Conflict},
+		{"half of everybody", api.NewBan{Prefix: netip.MustParsePrefix("128.0.0.0/1")}, api.Conflict},
+		{"everybody allowed", api.NewBan{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Allow: true}, api.Conflict},
 		{"the node itself", api.NewBan{Prefix: own}, api.Conflict},
 		{"its network", api.NewBan{Prefix: net24}, api.Conflict},
 		{"its network allowed", api.NewBan{Prefix: net24, Allow: true}, ""},
