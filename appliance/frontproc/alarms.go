@@ -2,23 +2,33 @@ package frontproc
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"bellwether/appliance/config"
 	"bellwether/controller/api"
 )
 
 // maxEvents bounds the events on the list; the one longest ago goes first.
 const maxEvents = 256
 
-// eventFor is how long an event that mends itself, such as a restarted child,
-// stays on the list after it happened last.
-const eventFor = time.Hour
+const (
+	// eventFor is how long an event that mends itself, such as a restarted
+	// child, stays on the list after it happened last.
+	eventFor = 10 * time.Minute
+	// lostFor is how long lost registrations are told: by then the phones,
+	// which register for an hour as a rule, are back.
+	lostFor = time.Hour
+
+	unstableWithin = time.Minute
+	unstableAfter  = 3 // changes of leader within that time
+)
 
 // alarms are the alarms that this process knows of: events, which
-// stay for an hour, and conditions, which stay for as long as they hold.
+// stay for some minutes, and conditions, which stay for as long as they hold.
 type alarms struct {
 	mu         sync.Mutex
 	events     map[string]event     // by node and code
@@ -67,7 +77,10 @@ func (a *alarms) hold(list []api.Alarm, now time.Time) {
 	a.conditions = next
 }
 
-// current lists the alarms, oldest first.
+// severities are those of alarms, the worst first.
+var severities = []string{"critical", "warning"}
+
+// current lists the alarms: the worst first, of these the oldest.
 func (a *alarms) current(now time.Time) []api.Alarm {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -80,7 +93,7 @@ func (a *alarms) current(now time.Time) []api.Alarm {
 		out = append(out, e.Alarm)
 	}
 	slices.SortFunc(out, func(x, y api.Alarm) int {
-		return cmp.Or(x.Since.Compare(y.Since), cmp.Compare(x.Code, y.Code))
+		return cmp.Or(cmp.Compare(slices.Index(severities, x.Severity), slices.Index(severities, y.Severity)), x.Since.Compare(y.Since), cmp.Compare(x.Code, y.Code))
 	})
 	return out
 }
@@ -88,18 +101,31 @@ func (a *alarms) current(now time.Time) []api.Alarm {
 // conditions are the alarms that follow from how things are.
 func (p *Process) conditions(now time.Time) []api.Alarm {
 	var out []api.Alarm
+	warning := func(code, node, text, do string) {
+		out = append(out, api.Alarm{Code: code, Severity: "warning", Node: node, Text: text, WhatToDo: do})
+	}
 	critical := func(code, node, text, do string) {
 		out = append(out, api.Alarm{Code: code, Severity: "critical", Node: node, Text: text, WhatToDo: do})
 	}
-	standing := p.ctl.Standing()
-	if standing.Text != "" {
-		critical("controllers_"+standing.Phase, p.cfg.Node.Name, standing.Text, standing.WhatToDo)
-	} else if _, ok := p.ctl.Leader(); !ok {
-		critical("no_leader", p.cfg.Node.Name, "no majority of the controllers works together",
-			"start the controllers that are down, or mend the network between them")
-	}
 	up := p.workers.nodes()
 	up[p.cfg.Node.Name] = true
+	standing := p.ctl.Standing()
+	leader, led := p.ctl.Leader()
+	if n := p.elections.see(leader, now); n > unstableAfter {
+		warning("unstable_leader", p.cfg.Node.Name, fmt.Sprintf("the controllers chose a leader %d times within a minute", n),
+			"a machine is overloaded, or the network between them loses or delays much: look at the load of the controllers")
+	}
+	missing := slices.ContainsFunc(p.cfg.Cluster.Controllers, func(c config.Controller) bool { return !up[c.Name] })
+	switch {
+	case standing.Text != "":
+		critical("controllers_"+standing.Phase, p.cfg.Node.Name, standing.Text, standing.WhatToDo)
+	case !led && missing:
+		critical("no_leader", p.cfg.Node.Name, "no majority of the controllers works together",
+			"start the controllers that are down, or mend the network between them")
+	case !led:
+		critical("no_leader", p.cfg.Node.Name, "the controllers are there, but have no leader just now",
+			"nothing, if this passes: they are choosing one; else a machine or the network is too slow")
+	}
 	down := map[string]bool{}
 	for _, n := range p.members() {
 		if !up[n] {
@@ -112,6 +138,13 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 		if _, ok := loads[w.Group]; !ok && !down[w.Node] {
 			critical("worker_down:"+w.ID, w.Node, "worker "+w.ID+" is not connected",
 				"look at node "+w.Node+": what does its log say")
+		}
+	}
+	for id, l := range loads {
+		if g, ok := p.ctl.State().Group(id); ok && l.Lost > 0 && l.LostAgo < lostFor {
+			w, _ := p.ctl.State().Worker(g.Serving)
+			warning("registrations_lost:"+w.ID, w.Node, fmt.Sprintf("worker %s has no registration of %s who had one there: lost with its disk, or ended while it was down", w.ID, users(l.Lost)),
+				"nothing: calls to them are refused until their phones register again, which they do by themselves; this line goes after an hour")
 		}
 	}
 	for node, r := range p.workers.reports() {
@@ -130,6 +163,40 @@ func (p *Process) conditions(now time.Time) []api.Alarm {
 	}
 	out = append(out, familyAlarms(p.ctl.State())...)
 	return append(out, p.certificateAlarms(now)...)
+}
+
+func users(n int) string {
+	if n == 1 {
+		return "1 user"
+	}
+	return fmt.Sprintf("%d users", n)
+}
+
+// elections remember when this node saw a new leader.
+type elections struct {
+	mu   sync.Mutex
+	last string
+	at   []time.Time // at most maxElections, the newest last
+}
+
+const maxElections = 100
+
+// see notes who leads now, "" for nobody, and returns how often a leader was
+// seen to begin within the last minute; the first one of all does not count.
+func (e *elections) see(leader string, now time.Time) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if leader != "" && leader != e.last {
+		if e.last != "" {
+			e.at = append(e.at, now)
+		}
+		e.last = leader
+	}
+	e.at = slices.DeleteFunc(e.at, func(t time.Time) bool { return now.Sub(t) > unstableWithin })
+	if n := len(e.at) - maxElections; n > 0 {
+		e.at = slices.Delete(e.at, 0, n)
+	}
+	return len(e.at)
 }
 
 // members are the nodes that ought to be there: the controllers of the

@@ -32,11 +32,11 @@ func TestAlarms(t *testing.T) {
 		t.Errorf("alarms %+v", got)
 	}
 	a.hold([]api.Alarm{al("disk")}, at(5))
-	if got := codes(a.current(at(62))); got != "crash disk" {
-		t.Errorf("an hour after the last crash: %s", got)
+	if got := codes(a.current(at(12))); got != "crash disk" {
+		t.Errorf("ten minutes after the last crash: %s", got)
 	}
-	if got := codes(a.current(at(63))); got != "disk" {
-		t.Errorf("more than an hour after the last crash: %s", got)
+	if got := codes(a.current(at(13))); got != "disk" {
+		t.Errorf("more than ten minutes after the last crash: %s", got)
 	}
 	a.hold([]api.Alarm{al("down"), al("disk")}, at(64))
 	if got := a.current(at(64)); codes(got) != "disk down" || !got[1].Since.Equal(at(64)) {

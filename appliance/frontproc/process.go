@@ -60,19 +60,20 @@ type Options struct {
 
 // Process is a running front process.
 type Process struct {
-	cfg     *config.Config
-	version string
-	log     *slog.Logger
-	ctl     *consensus.Controller
-	front   *front.Front
-	guard   *guard.Guard
-	workers *workers
-	alarms  *alarms
-	shown   fronts
-	joins   *joining.Server // nil where the cluster was not founded here
-	renewer *joining.Renewer
-	ready   *prober
-	reload  func() (applied, pending []config.Change, err error)
+	cfg       *config.Config
+	version   string
+	log       *slog.Logger
+	ctl       *consensus.Controller
+	front     *front.Front
+	guard     *guard.Guard
+	workers   *workers
+	alarms    *alarms
+	elections elections
+	shown     fronts
+	joins     *joining.Server // nil where the cluster was not founded here
+	renewer   *joining.Renewer
+	ready     *prober
+	reload    func() (applied, pending []config.Change, err error)
 }
 
 // Run serves until ctx ends. It returns an error only when it cannot start, or
@@ -263,6 +264,6 @@ func (p *Process) childExit(node string, m workerlink.ChildExitMsg) {
 	p.alarms.raise(api.Alarm{
 		Code: "child_crashed:" + m.Child, Severity: "warning", Node: node,
 		Text:     fmt.Sprintf("%s process of node %s ended (%s) at %s, restart %d", m.Child, node, m.Reason, m.At.UTC().Format(time.DateTime), m.Restarts),
-		WhatToDo: "read the log of node " + node + " from that time; the process was restarted by itself, and this line goes after an hour",
+		WhatToDo: "read the log of node " + node + " from that time; the process was restarted by itself, and this line goes after ten minutes",
 	}, time.Now())
 }

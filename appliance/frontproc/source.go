@@ -227,8 +227,12 @@ func (s source) User(ctx context.Context, identity string) (api.User, error) {
 		return api.User{}, silent(missing)
 	}
 	if len(out.Contacts) == 0 {
+		single := !slices.ContainsFunc(sub.Identities, func(id state.Identity) bool { return id.Set != set })
 		if w, err := s.Worker(ctx, sc.Serving); err == nil && !w.Connected {
 			return out, api.Errorf(api.Unavailable, "%s is registered at %s, which is not connected", aor, sc.Serving).Advise("look at 'bellwether status'")
+		}
+		if single {
+			return out, api.Errorf(api.NotFound, "%s is not registered", aor).Advise("its registration at " + sc.Serving + " has ended or was lost; its phone has to register again")
 		}
 		return out, api.Errorf(api.NotFound, "%s is not registered", aor).Advise("another identity of " + sub.IMPI + " is; look at 'bellwether subscriber show " + sub.IMPI + "'")
 	}

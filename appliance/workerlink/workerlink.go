@@ -93,6 +93,9 @@ type GroupLoad struct {
 	Calls    int     `cbor:"4,keyasint"` // calls up or ringing
 	InFlight int     `cbor:"5,keyasint"` // server transactions without a final response
 	Messages uint64  `cbor:"6,keyasint"` // SIP messages received since the start
+
+	Lost    int           `cbor:"7,keyasint,omitempty"` // users who were assigned without a registration in the store, since the start
+	LostAgo time.Duration `cbor:"8,keyasint,omitempty"` // how long ago the last of them was found
 }
 
 // LoadMsg is sent every second by each worker process to each front.

@@ -49,7 +49,10 @@ type engine struct {
 }
 
 // figures is what a role reports for the load message.
-type figures struct{ users, calls int }
+type figures struct {
+	users, calls, lost int
+	lostAt             time.Time
+}
 
 // event is what the router orders: a message or a callback of an engine.
 type event struct {

@@ -32,6 +32,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -326,7 +327,7 @@ func (p *Process) introduce(ctx context.Context) {
 		err := p.present(ctx, missing)
 		if err != nil && err.Error() != said && ctx.Err() == nil {
 			said = err.Error()
-			p.log.Error("the cluster does not take this node as it is", "err", err)
+			p.log.Error("the cluster does not take this node as it is", "err", strings.ReplaceAll(said, "\n", "; "))
 		}
 		select {
 		case <-ctx.Done():

@@ -39,10 +39,14 @@ func (p *Process) report(ctx context.Context) {
 		for _, id := range slices.Sorted(maps.Keys(engines)) {
 			e := engines[id]
 			f := e.figures()
-			m.Groups = append(m.Groups, workerlink.GroupLoad{
+			l := workerlink.GroupLoad{
 				Group: id, Load: float64(e.inFlight.Load()) + m.CPU, Users: f.users, Calls: f.calls,
 				InFlight: int(e.inFlight.Load()), Messages: e.messages.Load(),
-			})
+			}
+			if f.lost > 0 {
+				l.Lost, l.LostAgo = f.lost, now.Sub(f.lostAt)
+			}
+			m.Groups = append(m.Groups, l)
 		}
 		if err := p.store.Err(); err != nil {
 			m.StoreError = err.Error()

@@ -79,7 +79,10 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 		}, c, p.store)
 		r.Load()
 		e.role = r
-		e.figures = func() figures { return figures{users: r.Figures().Users} }
+		e.figures = func() figures {
+			f := r.Figures()
+			return figures{users: f.Users, lost: f.Lost, lostAt: f.LostAt}
+		}
 		e.bindings = func(m workerlink.UserMsg) []workerlink.Binding {
 			var out []workerlink.Binding
 			for _, b := range r.Bindings(m.AOR) {
@@ -110,7 +113,10 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 		}, c, p.store)
 		r.Load()
 		e.role = r
-		e.figures = func() figures { f := r.Figures(); return figures{users: f.Users, calls: f.Calls} }
+		e.figures = func() figures {
+			f := r.Figures()
+			return figures{users: f.Users, calls: f.Calls, lost: f.Lost, lostAt: f.LostAt}
+		}
 		e.bindings = func(m workerlink.UserMsg) []workerlink.Binding {
 			reg, ok := r.Registration(m.AOR)
 			if !ok {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	iradix "github.com/hashicorp/go-immutable-radix/v2"
@@ -202,11 +203,18 @@ func (c *change) removeWorker(id string) Result {
 		return refused(NotFound, "worker %s is unknown", id)
 	}
 	if g, ok := c.groups.get(groupKey(w.Group)); ok && g.Users > 0 {
-		return refused(Conflict, "worker %s still has %d users", id, g.Users)
+		return refused(Conflict, "worker %s still has %s", id, users(g.Users))
 	}
 	c.workers.remove(id)
 	c.groups.remove(groupKey(w.Group))
 	return Result{Group: w.Group, N: 1}
+}
+
+func users(n int) string {
+	if n == 1 {
+		return "1 user"
+	}
+	return fmt.Sprintf("%d users", n)
 }
 
 func (c *change) assign(a *Assign) Result {
@@ -234,9 +242,14 @@ func (c *change) unassign(u *Unassign) Result {
 	if !ok || g != u.Group {
 		return Result{Group: g}
 	}
-	c.assignments.remove(key)
-	c.countUser(g, -1)
+	c.endAssignment(u.Kind, u.User)
 	return Result{Group: g, N: 1}
+}
+
+func (c *change) endAssignment(k Kind, user string) {
+	if g, ok := c.assignments.remove(assignmentKey(k, user)); ok {
+		c.countUser(g, -1)
+	}
 }
 
 func (c *change) countUser(id GroupID, by int) {
@@ -321,9 +334,16 @@ func (c *change) dropSubscriber(impi string) bool {
 	return ok
 }
 
+// removeSubscriber also ends the assignments: nobody is registered any more.
 func (c *change) removeSubscriber(impi string) Result {
-	if !c.dropSubscriber(impi) {
+	sub, ok := c.subscribers.get(impi)
+	if !ok {
 		return refused(NotFound, "subscriber %s is unknown", impi)
+	}
+	c.dropSubscriber(impi)
+	c.endAssignment(SCSCF, impi)
+	for _, id := range sub.Identities {
+		c.endAssignment(PCSCF, id.URI)
 	}
 	return Result{N: 1}
 }

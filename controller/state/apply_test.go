@@ -148,7 +148,7 @@ func TestRefusedCommandsSayWhyAndChangeNothing(t *testing.T) {
 		{"a worker on an unknown node", worker("s9", state.SCSCF, "z"), state.NotFound, "node z is unknown"},
 		{"a worker that changes its kind", worker("s1", state.PCSCF, "a"), state.Conflict, "exists as s-cscf on node a"},
 		{"a worker that changes its node", worker("s1", state.SCSCF, "b"), state.Conflict, "exists as s-cscf on node a"},
-		{"removal of a worker with users", state.Command{RemoveWorker: &state.RemoveWorker{ID: "s1"}}, state.Conflict, "still has 1 users"},
+		{"removal of a worker with users", state.Command{RemoveWorker: &state.RemoveWorker{ID: "s1"}}, state.Conflict, "still has 1 user"},
 		{"removal of an unknown worker", state.Command{RemoveWorker: &state.RemoveWorker{ID: "s9"}}, state.NotFound, "worker s9 is unknown"},
 		{"a user at an I-CSCF", state.Command{Assign: &state.Assign{Kind: state.ICSCF, User: "u"}}, state.Invalid, "cannot be assigned"},
 		{"a user without a name", assign("", 0), state.Invalid, "user is empty"},
@@ -318,6 +318,30 @@ func TestSubscribersAreReplacedAsAWhole(t *testing.T) {
 	next, r := one(s, put(subscriber("dave@d", "sip:dave@d"), subscriber("eve@d", "tel:+491")))
 	if _, ok := next.Subscriber("dave@d"); ok || r.Err == nil {
 		t.Error("half of a refused command took effect")
+	}
+}
+
+func TestARemovedSubscriberIsNoUser(t *testing.T) {
+	s := small(t)
+	s = apply(t, s, put(subscriber("eve@d", "sip:eve@d", "tel:+499")))
+	before := map[state.GroupID]int{}
+	for g := range s.Groups() {
+		before[g.ID] = g.Users
+	}
+	assigned := []state.Assign{{Kind: state.SCSCF, User: "eve@d"}, {Kind: state.PCSCF, User: "sip:eve@d"}, {Kind: state.PCSCF, User: "tel:+499"}}
+	for i := range assigned {
+		s = apply(t, s, state.Command{Assign: &assigned[i]})
+	}
+	s = apply(t, s, state.Command{RemoveSubscriber: &state.RemoveSubscriber{IMPI: "eve@d"}})
+	for _, a := range assigned {
+		if g, ok := s.Assignment(a.Kind, a.User); ok {
+			t.Errorf("%s is still assigned to group %d", a.User, g)
+		}
+	}
+	for g := range s.Groups() {
+		if g.Users != before[g.ID] {
+			t.Errorf("group %d counts %d users, before %d", g.ID, g.Users, before[g.ID])
+		}
 	}
 }
 

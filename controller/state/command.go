@@ -90,7 +90,8 @@ type PutSubscribers struct {
 	New         bool         `cbor:"n,omitempty"` // refuse an IMPI that exists instead of replacing it
 }
 
-// RemoveSubscriber removes a subscriber and frees its identities.
+// RemoveSubscriber removes a subscriber, frees its identities and ends their
+// assignments.
 type RemoveSubscriber struct {
 	IMPI string `cbor:"i"`
 }

@@ -8,7 +8,8 @@
 // that nobody is assigned to, nor the reverse.
 //
 // It does not decide where a user belongs: the state does. It stores nothing;
-// after a restart it learns from the state what is assigned.
+// after a restart it learns from the state what is assigned, and Reconcile ends
+// what the group holds nothing of.
 //
 // Failure: a command whose outcome is unknown leaves the user in doubt. Hold
 // reports the error and the next Hold asks again; Release tries again until it
@@ -47,8 +48,11 @@ type Table struct {
 
 	mu      sync.Mutex
 	users   map[string]*user
-	seen    uint64 // index of the last Unassign of ours: an older copy of the state may mislead
+	seen    uint64 // index of our last command: an older copy of the state may mislead
 	stopped bool
+	pending func() // stops the timer of Reconcile
+	lost    int    // users given up by Reconcile
+	lostAt  time.Time
 }
 
 // user is a user between the first Hold and the end of its Unassign.
@@ -71,6 +75,9 @@ func (t *Table) Stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.stopped = true
+	if t.pending != nil {
+		t.pending()
+	}
 	for _, u := range t.users {
 		if u.stop != nil {
 			u.stop()
@@ -91,9 +98,8 @@ func (t *Table) Hold(name string, done func(state.GroupID, error)) {
 		t.users[name] = u
 	}
 	u.want = true
-	if !u.busy && u.known && u.group != t.group {
-		u.known = false // another group may have let go of the user meanwhile
-		t.look(name, u)
+	if !u.busy && u.known {
+		t.doubt(name, u)
 	}
 	if !u.busy && u.known && u.group != 0 {
 		g := u.group
@@ -103,6 +109,18 @@ func (t *Table) Hold(name string, done func(state.GroupID, error)) {
 	}
 	u.waiting = append(u.waiting, done)
 	t.next(name, u)
+}
+
+// doubt forgets what is known of a user if it may have changed without us:
+// another group may have let go of the user, or the subscriber was removed and
+// is there again.
+func (t *Table) doubt(name string, u *user) {
+	s := t.cluster.State()
+	if g, ok := s.Assignment(t.kind, name); u.group == t.group && (s.Index() < t.seen || ok && g == u.group) {
+		return
+	}
+	u.known, u.group = false, 0
+	t.look(name, u)
 }
 
 // look learns from the copy of the state what was assigned before our time. A
@@ -186,6 +204,7 @@ func (t *Table) done(name string, u *user, cmd state.Command, r state.Result, er
 		failed, u.waiting = u.waiting, nil
 	case cmd.Assign != nil:
 		u.known, u.group = true, r.Group
+		t.seen = max(t.seen, r.Index)
 	default:
 		u.known, u.group = true, 0
 		t.seen = max(t.seen, r.Index)

@@ -121,6 +121,22 @@ func (t *table) holds(aor string) bool {
 	return p != nil && p.live > 0
 }
 
+// holding is holds without mu held.
+func (t *table) holding(aor string) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.holds(aor)
+}
+
+// lose ends the assignment of an identity without a binding.
+func (t *table) lose(aor string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.holds(aor) {
+		t.c.users.Lose(aor)
+	}
+}
+
 // put adds a live binding in the place of old, which may be nil.
 func (t *table) put(old, b *binding) {
 	if old != nil {
@@ -258,4 +274,5 @@ func (c *CSCF) Load() {
 			c.users.Release(aor)
 		}
 	}
+	c.users.Reconcile(t.holding, t.lose)
 }

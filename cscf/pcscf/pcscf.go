@@ -120,6 +120,9 @@ type Figures struct {
 	Bindings    int    // phones that can be reached
 	Overwritten uint64 // requests whose Route was not the Service-Route
 	Refused     uint64 // requests from flows without a binding
+
+	Lost   int       // identities that were assigned to the group without a binding in its store
+	LostAt time.Time // when the last of them was found
 }
 
 // Request handles a new request (TS 24.229 §5.2.2 to §5.2.10).

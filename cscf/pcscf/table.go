@@ -304,7 +304,11 @@ func (t *table) figures() Figures {
 }
 
 // Figures counts what the P-CSCF holds.
-func (c *CSCF) Figures() Figures { return c.table.figures() }
+func (c *CSCF) Figures() Figures {
+	f := c.table.figures()
+	f.Lost, f.LostAt = c.users.Lost()
+	return f
+}
 
 // Binding is a registered phone, for people.
 type Binding struct {

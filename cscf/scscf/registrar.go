@@ -233,6 +233,28 @@ func (g *registrar) drop(impi string) {
 	g.arm(u, time.Now())
 }
 
+// holds reports whether a user has a contact.
+func (g *registrar) holds(impi string) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.has(impi)
+}
+
+// has is holds, with mu held.
+func (g *registrar) has(impi string) bool {
+	u := g.users[impi]
+	return u != nil && len(u.Contacts) > 0
+}
+
+// lose ends the assignment of a user who has no contact.
+func (g *registrar) lose(impi string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.has(impi) {
+		g.c.assigned.Lose(impi)
+	}
+}
+
 // bound returns the contacts of an implicit registration set of a user.
 func (g *registrar) bound(impi string, set int, now time.Time) []contact {
 	g.mu.RLock()

@@ -177,6 +177,7 @@ func (c *CSCF) Load() {
 		}
 		return true
 	})
+	c.assigned.Reconcile(c.users.holds, c.users.lose)
 }
 
 // Figures are the S-CSCF's part of its worker's load.
@@ -186,12 +187,16 @@ type Figures struct {
 	Contacts   int
 	Calls      int    // in progress, both halves of a call counted once
 	Rejected   uint64 // REGISTERs whose credentials were wrong
+
+	Lost   int       // users who were assigned to the group without a registration in its store
+	LostAt time.Time // when the last of them was found
 }
 
 // Figures counts what the S-CSCF holds.
 func (c *CSCF) Figures() Figures {
 	f := c.users.figures()
 	f.Calls, f.Rejected = c.dialogs.inCalls(), c.rejected.Load()
+	f.Lost, f.LostAt = c.assigned.Lost()
 	return f
 }
 
