@@ -2,14 +2,18 @@ package workerproc
 
 import (
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fxamacker/cbor/v2"
+
 	"bellwether/appliance/workerlink"
 	"bellwether/controller/state"
 	"bellwether/cscf/sipmsg"
+	"bellwether/ha"
 )
 
 func TestAProcessIntroducesItselfAndServes(t *testing.T) {
@@ -340,6 +344,20 @@ func TestAWorkerThatLeftTheConfigurationGoesWhenItHasNoUsers(t *testing.T) {
 			state.Command{PutWorker: &state.Worker{ID: "old", Kind: state.SCSCF, Node: "n1"}})
 		old, _ := w.state().Worker("old")
 		w.apply(state.Command{Assign: &state.Assign{Kind: state.SCSCF, User: "alice", Hint: old.Group}})
+		// A registration as package scscf stores it: else the user is given up.
+		until := time.Now().Add(time.Hour)
+		record, err := cbor.Marshal(map[int]any{0: 1, 1: map[int]any{1: "alice", 3: []any{map[int]any{7: until}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, err := ha.OpenJournal(filepath.Join(configuration(w.dir).Node.DataDir, "store"), ha.Options{Identity: clusterID + "/n1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.Put(old.Group, "user/alice", record, until, nil)
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
 		p := w.begin(configuration(w.dir))
 		w.served(p)
 		sleep(5 * time.Second)
@@ -350,7 +368,7 @@ func TestAWorkerThatLeftTheConfigurationGoesWhenItHasNoUsers(t *testing.T) {
 			t.Error("the user of the other one is not served")
 		}
 		loads := heard[workerlink.LoadMsg](w, "n1", workerlink.Load)
-		if got := loads[len(loads)-1].Refused["old"]; !strings.Contains(got, "no longer in the configuration") || !strings.Contains(got, "1 users") {
+		if got := loads[len(loads)-1].Refused["old"]; !strings.Contains(got, "no longer in the configuration") || !strings.Contains(got, "1 user") {
 			t.Errorf("the fronts hear %q", got)
 		}
 		w.apply(state.Command{Unassign: &state.Unassign{Kind: state.SCSCF, User: "alice", Group: old.Group}})
