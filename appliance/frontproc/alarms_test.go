@@ -96,3 +96,42 @@ func TestAlarmsFollowFromHowThingsAre(t *testing.T) {
 		t.Errorf("the alarm of %v is now of %v, %v", since, st.Alarms[0].Since, err)
 	}
 }
+
+func TestTheWorstAlarmComesFirst(t *testing.T) {
+	at := func(m int) time.Time { return time.Unix(0, 0).Add(time.Duration(m) * time.Minute) }
+	a := newAlarms()
+	a.raise(api.Alarm{Code: "crash", Severity: "warning"}, at(0))
+	a.hold([]api.Alarm{{Code: "down", Severity: "critical"}}, at(1))
+	a.hold([]api.Alarm{{Code: "down", Severity: "critical"}, {Code: "disk", Severity: "critical"}, {Code: "late", Severity: "warning"}}, at(2))
+	if got := codes(a.current(at(3))); got != "down disk crash late" {
+		t.Errorf("alarms %s", got)
+	}
+}
+
+func TestLeadersThatChangeOftenAreCounted(t *testing.T) {
+	var e elections
+	at := func(s int) time.Time { return time.Unix(0, 0).Add(time.Duration(s) * time.Second) }
+	for i, tt := range []struct {
+		leader string
+		second int
+		want   int
+	}{
+		{"", 0, 0}, {"n1", 1, 0}, {"n1", 2, 0}, {"", 3, 0}, {"n1", 4, 0}, {"n2", 5, 1}, {"n1", 6, 2}, {"n3", 60, 3}, {"n3", 66, 2}, {"n3", 121, 0},
+	} {
+		if got := e.see(tt.leader, at(tt.second)); got != tt.want {
+			t.Errorf("step %d: %d leaders within a minute, want %d", i, got, tt.want)
+		}
+	}
+}
+
+func TestLostRegistrationsAreTold(t *testing.T) {
+	n := start(t, Options{})
+	w, groups := n.serving()
+	w.tell(workerlink.Load, workerlink.LoadMsg{Groups: []workerlink.GroupLoad{{Group: groups[state.SCSCF], Lost: 3, LostAgo: time.Minute}}})
+	st := n.status("they are told", func(st api.Status) bool { return len(st.Alarms) == 1 })
+	if a := st.Alarms[0]; !strings.HasPrefix(a.Code, "registrations_lost:") || a.Severity != "warning" || !strings.Contains(a.Text, "3 users") {
+		t.Errorf("alarm %+v", a)
+	}
+	w.tell(workerlink.Load, workerlink.LoadMsg{Groups: []workerlink.GroupLoad{{Group: groups[state.SCSCF], Lost: 3, LostAgo: lostFor}}})
+	n.status("after an hour they are not", func(st api.Status) bool { return len(st.Alarms) == 0 })
+}
