@@ -395,3 +395,9 @@ func TestKeysOfAUSIMAreStoredAndNotShown(t *testing.T) {
 		t.Errorf("shown %+v, %v", shown, err)
 	}
 }
+
+func TestASubscriberWithoutAPasswordHasAnEmptyList(t *testing.T) {
+	if got := shown(state.Subscriber{IMPI: "sim@ims.test"}); got.Algorithms == nil {
+		t.Error("the list of algorithms is null in JSON")
+	}
+}

@@ -16,7 +16,8 @@ import (
 )
 
 func shown(sub state.Subscriber) api.Subscriber {
-	out := api.Subscriber{IMPI: sub.IMPI, Realm: sub.Realm, Identities: []api.Identity{}, Algorithms: slices.Sorted(maps.Keys(sub.HA1))}
+	out := api.Subscriber{IMPI: sub.IMPI, Realm: sub.Realm, Identities: []api.Identity{}, Algorithms: slices.AppendSeq([]string{}, maps.Keys(sub.HA1))}
+	slices.Sort(out.Algorithms)
 	for _, id := range sub.Identities {
 		out.Identities = append(out.Identities, api.Identity{URI: id.URI, Set: id.Set, Barred: id.Barred})
 	}
