@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -46,7 +48,7 @@ type configSummary struct {
 	Cluster     string          `json:"cluster_address"`
 	Controllers []string        `json:"controllers"`
 	Domain      string          `json:"domain"`
-	Entries     []string        `json:"entries"` // of the P-, I- and S-CSCF
+	Entries     []string        `json:"entries"` // of the P-, I- and S-CSCF; with a second address, of them again
 	Workers     []workerSummary `json:"workers"`
 	Metrics     string          `json:"metrics"`
 	Log         string          `json:"log"`
@@ -66,8 +68,13 @@ func summary(c *config.Config) configSummary {
 	for _, m := range c.Cluster.Controllers {
 		s.Controllers = append(s.Controllers, m.Name)
 	}
-	for _, port := range []uint16{c.SIP.PCSCF, c.SIP.ICSCF, c.SIP.SCSCF} {
-		s.Entries = append(s.Entries, fmt.Sprintf("%s:%d", c.SIP.Address, port))
+	for _, addr := range []netip.Addr{c.SIP.Address, c.SIP.Address6} {
+		if !addr.IsValid() {
+			continue
+		}
+		for _, port := range []uint16{c.SIP.PCSCF, c.SIP.ICSCF, c.SIP.SCSCF} {
+			s.Entries = append(s.Entries, netip.AddrPortFrom(addr, port).String())
+		}
 	}
 	for _, w := range c.Workers {
 		s.Workers = append(s.Workers, workerSummary{w.ID, string(w.Kind)})
@@ -85,7 +92,10 @@ func (a *app) printSummary(s configSummary) error {
 	t.add("Data", s.DataDir)
 	t.add("Admin socket", s.AdminSocket)
 	t.add("Cluster", s.Cluster+", controllers "+strings.Join(s.Controllers, " "))
-	t.add("SIP", "domain "+s.Domain+", P-CSCF "+s.Entries[0]+", I-CSCF "+s.Entries[1]+", S-CSCF "+s.Entries[2])
+	t.add("Domain", s.Domain)
+	for e := range slices.Chunk(s.Entries, 3) {
+		t.add("SIP", "P-CSCF "+e[0]+", I-CSCF "+e[1]+", S-CSCF "+e[2])
+	}
 	t.add("Workers", strings.Join(workers, " "))
 	t.add("Metrics", s.Metrics)
 	t.add("Log", s.Log)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,7 +16,8 @@ Node          n1, isolation process
 Data          `+dir+`/n1
 Admin socket  `+dir+`/admin.sock
 Cluster       10.0.0.1:7400, controllers n1 n2 n3
-SIP           domain example.test, P-CSCF 10.0.0.1:5060, I-CSCF 10.0.0.1:4060, S-CSCF 10.0.0.1:6060
+Domain        example.test
+SIP           P-CSCF 10.0.0.1:5060, I-CSCF 10.0.0.1:4060, S-CSCF 10.0.0.1:6060
 Workers       n1-p (p-cscf) n1-i (i-cscf) n1-s (s-cscf)
 Metrics       127.0.0.1:9090
 Log           info text
@@ -27,6 +29,16 @@ Log           info text
 	}
 	if there, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(there) != 1 {
 		t.Errorf("the check made %v, %v", there, err)
+	}
+	two := filepath.Join(dir, "two.yaml")
+	text, err := os.ReadFile(n1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, two, strings.Replace(string(text), "address: 10.0.0.1}", `address: 10.0.0.1, address6: "2001:db8::1"}`, 1))
+	r = run(t, Hooks{}, "", "config", "check", "-c", two)
+	if want := "\nSIP           P-CSCF [2001:db8::1]:5060, I-CSCF [2001:db8::1]:4060, S-CSCF [2001:db8::1]:6060\n"; !strings.Contains(r.out, want) {
+		t.Errorf("check with a second address = %+v, want %q in it", r, want)
 	}
 	broken := filepath.Join(dir, "broken.yaml")
 	write(t, broken, "node: {name: n1}\nlog: debug\n")

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -12,8 +14,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"bellwether/appliance/config"
 	"bellwether/controller/admin"
@@ -73,7 +77,7 @@ func at(d int) time.Time { return time.Date(2026, 11, 30, 12, 0, d, 0, time.Loca
 func cluster() *admintest.Source {
 	return &admintest.Source{
 		State: api.Status{
-			Cluster: "k7", Domain: "example.test", Node: "n1", Version: "1.2", Leader: "n2", Term: 7, Quorum: true,
+			Cluster: "k7", Name: "lab", Domain: "example.test", Node: "n1", Version: "1.2", Leader: "n2", Term: 7, Quorum: true,
 			Nodes: []api.Node{
 				{Name: "n1", Address: "10.0.0.1:7400", Service: "10.0.0.1", Controller: true, Connected: true, Version: "1.2"},
 				{Name: "n2", Address: "10.0.0.2:7400", Service: "10.0.0.2", Controller: true, Leader: true, Version: "1.2"},
@@ -103,7 +107,7 @@ func cluster() *admintest.Source {
 func TestTablesShowWhatTheNodeSays(t *testing.T) {
 	socket := node(t, cluster())
 	for _, tt := range []struct{ command, want string }{
-		{"status", `Cluster      k7, domain example.test
+		{"status", `Cluster      lab (k7), domain example.test
 Leader       n2, term 7, quorum held
 Answered by  n1, version 1.2
 Users        1 registered, 0 subscribers
@@ -245,8 +249,8 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"logs", `there is no command "logs"; a node logs to standard error; as a service: journalctl -u bellwether`},
 		{"alarms", `there is no command "alarms"; bellwether status shows the alarms`},
 		{"node show n1", `there is no command "node show"; write bellwether node list`},
-		{"worker fail p1", `there is no command "worker fail"; failover of users comes with a later release`},
-		{"worker failover p1", `there is no command "worker failover"; failover of users comes with a later release`},
+		{"worker fail p1", `there is no command "worker fail"; moving users away from a worker comes with a later release`},
+		{"worker failover p1", `there is no command "worker failover"; moving users away from a worker comes with a later release`},
 		{"config", "bellwether config needs a command; write one of check"},
 		{"config test", `there is no command "config test"; did you mean check?`},
 		{"completion ksh", `there is no command "completion ksh"; write one of bash, fish, powershell, zsh`},
@@ -260,7 +264,19 @@ func TestCommandLinesThatMakeNoSense(t *testing.T) {
 		{"status now", `bellwether status takes no "now"; see bellwether status --help`},
 		{"status --jsn", "bellwether status has no flag --jsn; did you mean --json?"},
 		{"status --colour", "bellwether status has no flag --colour; see bellwether status --help"},
-		{"status -x", "unknown shorthand flag: 'x' in -x; see bellwether status --help"},
+		{"status -x", "bellwether status has no flag -x; see bellwether status --help"},
+		{"status -j", "bellwether status has no flag -j; write --json"},
+		{"status --josn", "bellwether status has no flag --josn; did you mean --json?"},
+		{"subscriber add a@b.test --sim", "bellwether subscriber add has no flag --sim; write --aka"},
+		{"deny 192.0.2.1", `there is no command "deny"; write bellwether ban add ADDRESS`},
+		{"run", `there is no command "run"; write bellwether node -c FILE`},
+		{"man", `there is no command "man"; write bellwether help COMMAND`},
+		{"token n2", `there is no command "token"; write bellwether cluster token NODE`},
+		{"node remove n2", `there is no command "node remove"; the members of a cluster are fixed when it begins; a lost machine joins again under its name with bellwether cluster token NODE`},
+		{"subscriber passwd a@b.test", `there is no command "subscriber passwd"; write bellwether subscriber add --replace, with all identities and the password or keys`},
+		{"user alice", `there is no command "user alice"; write one of list, show, such as bellwether user show alice`},
+		{"ban help", `there is no command "ban help"; write bellwether ban --help`},
+		{"ab", `there is no command "ab"; see bellwether --help`},
 		{"status --socket", "flag needs an argument: --socket; see bellwether status --help"},
 		{"demo --for soon", `--for is "soon"; write a time with its unit, such as 20s`},
 		{"demo --for 20", `--for is "20"; write 20s`},
@@ -302,6 +318,29 @@ func TestEveryCommandHasHelp(t *testing.T) {
 	if r := run(t, Hooks{}, ""); r.code != OK || !strings.Contains(r.out, "Available Commands:") {
 		t.Errorf("bellwether alone = %+v", r)
 	}
+}
+
+func TestHelpFitsATerminal(t *testing.T) {
+	root := (&app{out: bufio.NewWriter(io.Discard)}).root()
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Name() == "completion" {
+			return // cobra's own
+		}
+		c.InitDefaultHelpFlag()
+		for line := range strings.Lines(c.Long + "\n" + c.UsageString()) {
+			if strings.HasPrefix(line, "Use \"") {
+				continue // cobra's own
+			}
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > columns {
+				t.Errorf("help of %s has a line of %d columns: %q", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
 }
 
 func TestFailuresAreOneLineAndTellWhatToDo(t *testing.T) {

@@ -79,7 +79,7 @@ func found(cfg *config.Config, name string) (*pki.CA, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if there, err := pki.LoadCluster(dir); err == nil {
-			return nil, fmt.Errorf("this node belongs to cluster %s (%s) already; give it another node.data_dir to found a new one", there.Name, there.ID)
+			return nil, fmt.Errorf("this node belongs to cluster %s (%s) already; give it another node.data_dir, or remove %s, to found a new one", there.Name, there.ID, dir)
 		}
 		if ca, err = pki.CreateCA(strings.ToLower(rand.Text()), name); err != nil {
 			return nil, err
@@ -118,9 +118,10 @@ func (a *app) clusterIssue() *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use:   "issue NODE",
-		Short: "Certify another node without a network, on the node that founded the cluster",
+		Short: "Certify another node without a network",
 		Long: "Certify another node of the configuration's cluster.controllers, on the node that founded the\n" +
-			"cluster, where the machines cannot reach each other yet; else use bellwether cluster token. The file that it writes holds the node's key: bring it there by a safe way, run\n" +
+			"cluster, where the machines cannot reach each other yet; else use bellwether cluster token. The\n" +
+			"file that it writes holds the node's key: bring it there by a safe way, run\n" +
 			"bellwether cluster join FILE there, and delete it.",
 		Example:           "  bellwether cluster issue n2 -c n1.yaml\n  scp n2.tar n2:\n  ssh n2 bellwether cluster join n2.tar",
 		Args:              exactly("the name of a NODE"),
@@ -171,9 +172,13 @@ func founded(cfg *config.Config, node string) (config.Controller, *pki.CA, error
 	}
 	ca, err := pki.LoadCA(caDir(cfg))
 	if errors.Is(err, fs.ErrNotExist) {
-		return config.Controller{}, nil, fmt.Errorf("this node did not found the cluster: there is no %s; run this on the node where you ran bellwether cluster init", caDir(cfg))
+		return config.Controller{}, nil, notFounder(cfg)
 	}
 	return cfg.Cluster.Controllers[i], ca, err
+}
+
+func notFounder(cfg *config.Config) error {
+	return fmt.Errorf("this node did not found the cluster: there is no %s; run this on the node where you ran bellwether cluster init", caDir(cfg))
 }
 
 func writeBundle(b *pki.Bundle, path string) error {

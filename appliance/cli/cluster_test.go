@@ -100,8 +100,12 @@ func TestTokensAreMadeListedAndRevoked(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.out), &made); err != nil || !strings.HasPrefix(made.Token, "bwjoin1-") || made.Node != "n3" || made.Role != "controller" || time.Until(made.Expires) > 30*time.Minute {
 		t.Errorf("token --json = %+v, %v", r, err)
 	}
+	r = run(t, Hooks{}, "", "cluster", "token", "n3", "-c", n1)
+	if !strings.HasPrefix(r.err, "the token that node n3 had is useless now; this one takes its place\n") {
+		t.Errorf("a second token = %+v", r)
+	}
 	r = run(t, Hooks{}, "", "cluster", "token", "--list", "--json", "-c", n1)
-	if r.code != OK || strings.Contains(r.out, "hash") || strings.Count(r.out, `"node"`) != 2 {
+	if strings.Count(r.out, `"state": "open"`) != 2 || r.code != OK || strings.Contains(r.out, "hash") || strings.Count(r.out, `"node"`) != 2 {
 		t.Errorf("list = %+v", r)
 	}
 	run(t, Hooks{}, "", "cluster", "token", "--revoke", "n3", "-c", n1).is(t, "the token of node n3 is useless now\n", "", OK)
@@ -112,7 +116,7 @@ func TestTokensAreMadeListedAndRevoked(t *testing.T) {
 		}
 	}
 	n2 := configFile(t, dir, "n2", dir)
-	for text, says := range map[string]string{"": "this is not a join token", made.Token: "this token is for node n3, but this machine is configured as node n2"} {
+	for text, says := range map[string]string{"": "standard input is empty; give it the token", "x": "this is not a join token", made.Token: "this token is for node n3, but this machine is configured as node n2"} {
 		if r := run(t, Hooks{}, text, "cluster", "join", "-", "-c", n2); r.code != Failed || !strings.Contains(r.err, says) {
 			t.Errorf("join with %q = %+v", text, r)
 		}

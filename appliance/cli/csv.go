@@ -108,7 +108,9 @@ func (p *importer) head(line int, row []string) {
 		name = strings.ToLower(strings.TrimSpace(name))
 		if !slices.Contains(importColumns, name) {
 			hint := "write some of " + strings.Join(importColumns, ", ")
-			if near, ok := config.Nearest(name, importColumns); ok {
+			if name == "impu" { // as near to impi
+				hint = "write impus"
+			} else if near, ok := config.Nearest(name, importColumns); ok {
 				hint = "write " + near
 			}
 			p.fault(line, fmt.Sprintf("there is no column %q; %s", name, hint))

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +37,8 @@ func (a *app) clusterToken() *cobra.Command {
 		Use:   "token NODE",
 		Short: "Make a token with which another machine joins the cluster",
 		Long: "Make a token with which another machine becomes a node of the cluster, on the node that founded\n" +
-			"it. The token is good once, for this node and role, for the given time, at this node while it runs.\n" +
+			"it. The token is good once, for this node and role, for the given time, at this node while it runs;\n" +
+			"it ends an earlier one of the same node.\n" +
 			"It tells the new machine which certificate authority to trust, so bring it there by a way that\n" +
 			"nobody can change or read.",
 		Example:           "  bellwether cluster token n2 -c n1.yaml\n  bellwether cluster token n2 --for 2h\n  bellwether cluster token --list\n  bellwether cluster token --revoke n2",
@@ -49,8 +52,10 @@ func (a *app) clusterToken() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if !joining.Founder(caDir(cfg)) {
-				return fmt.Errorf("this node did not found the cluster: there is no %s; run this on the node where you ran bellwether cluster init", caDir(cfg))
+			if _, err := os.Stat(filepath.Join(caDir(cfg), pki.CAKeyFile)); errors.Is(err, fs.ErrNotExist) {
+				return notFounder(cfg)
+			} else if err != nil {
+				return fmt.Errorf("look for the certificate authority: %w", err)
 			}
 			book := joining.Book{Dir: caDir(cfg)}
 			switch {
@@ -83,6 +88,11 @@ func (a *app) makeToken(cfg *config.Config, book joining.Book, node, role string
 	if node == cfg.Node.Name {
 		return fmt.Errorf("node %s is this one, and is in the cluster; name another of cluster.controllers", node)
 	}
+	before, err := book.List()
+	if err != nil {
+		return err
+	}
+	replaced := slices.ContainsFunc(before, func(e joining.Entry) bool { return e.Node == node && e.State(time.Now()) == "open" })
 	text, expires, err := joining.Issue(book, ca, []netip.AddrPort{cfg.Cluster.Address}, node, role, good, time.Now())
 	if err != nil {
 		return err
@@ -93,10 +103,15 @@ func (a *app) makeToken(cfg *config.Config, book joining.Book, node, role string
 			Node    string    `json:"node"`
 			Role    string    `json:"role"`
 			Expires time.Time `json:"expires"`
-		}{text, node, role, expires})
+			// Replaced says that another token of the node ended with this.
+			Replaced bool `json:"replaced"`
+		}{text, node, role, expires, replaced})
 	}
 	fmt.Fprintln(a.out, text)
-	fmt.Fprintf(a.err, "good once, for node %s, until %s, while this node runs\nnext, on %s: bellwether cluster join - -c FILE (it reads the token from standard input)\n", node, expires.Format("15:04:05 on 2006-01-02"), node)
+	if replaced {
+		fmt.Fprintf(a.err, "the token that node %s had is useless now; this one takes its place\n", node)
+	}
+	fmt.Fprintf(a.err, "good once, for node %s, until %s, while this node runs\nnext, on %s: bellwether cluster join - -c FILE\n(it reads the token from standard input)\n", node, stamp(expires), node)
 	return nil
 }
 
@@ -105,15 +120,21 @@ func (a *app) listTokens(book joining.Book) error {
 	if err != nil {
 		return err
 	}
+	now := time.Now()
 	if a.json {
-		if all == nil {
-			all = []joining.Entry{}
+		type entry struct {
+			joining.Entry
+			State string `json:"state"` // open, used or expired
 		}
-		return a.print(all)
+		list := []entry{}
+		for _, e := range all {
+			list = append(list, entry{e, e.State(now)})
+		}
+		return a.print(list)
 	}
 	t := newTable(a.out, "NODE", "ROLE", "STATE", "MADE", "EXPIRES")
 	for _, e := range all {
-		t.add(e.Node, e.Role, e.State(time.Now()), e.Made.Local().Format(time.DateTime), e.Expires.Local().Format(time.DateTime))
+		t.add(e.Node, e.Role, e.State(now), stamp(e.Made), stamp(e.Expires))
 	}
 	return t.end()
 }
@@ -210,6 +231,12 @@ func (a *app) joinFrom(arg string) (joinSource, error) {
 	text, err := io.ReadAll(io.LimitReader(in, maxJoined))
 	if err != nil {
 		return joinSource{}, fmt.Errorf("read what to join with: %w", err)
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		if arg == "-" {
+			arg = "standard input"
+		}
+		return joinSource{}, fmt.Errorf("%s is empty; give it the token that bellwether cluster token printed", arg)
 	}
 	byToken := arg == "-" || bytes.HasPrefix(bytes.TrimSpace(text), []byte(joining.Prefix))
 	return joinSource{byToken: byToken, text: text}, nil
@@ -327,7 +354,7 @@ func (a *app) clusterRenew() *cobra.Command {
 					Expires time.Time `json:"expires"`
 				}{cert.Node, cert.NotAfter})
 			}
-			fmt.Fprintf(a.out, "the certificate of node %s is good until %s\n", cert.Node, cert.NotAfter.Local().Format(time.DateTime))
+			fmt.Fprintf(a.out, "the certificate of node %s is good until %s\n", cert.Node, stamp(cert.NotAfter))
 			return nil
 		},
 	}

@@ -52,7 +52,7 @@ func (a *app) demo() *cobra.Command {
 	var o DemoOptions
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Run a cluster of three nodes with phones that call each other, on this machine",
+		Short: "Run three nodes here, with phones that call each other",
 		Long: "Run a cluster of three nodes on 127.0.0.1, 127.0.0.2 and 127.0.0.3, with subscribers and\n" +
 			"built-in phones that register and call each other, until it is interrupted.",
 		Example: "  bellwether demo\n  bellwether demo --no-tui --for 20s --json",

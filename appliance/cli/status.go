@@ -3,14 +3,11 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,8 +20,8 @@ func (a *app) status() *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show the state of the cluster and its alarms", Args: exactly(),
 		Long: "Show the state of the cluster and its alarms, as the node that answers sees them. With --watch it\n" +
-			"goes on until it is interrupted: on a terminal it is drawn anew at each change, elsewhere a change\n" +
-			"is one line, with --json one object. For what the columns of workers mean see\n" +
+			"goes on until it is interrupted, also when the node is restarted: on a terminal it is drawn anew at\n" +
+			"each change, elsewhere a change is one line, with --json one object. For what the columns of workers mean see\n" +
 			"bellwether worker list --help.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if watch {
@@ -35,79 +32,6 @@ func (a *app) status() *cobra.Command {
 	}
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "go on showing it, until interrupted")
 	return c
-}
-
-// watch shows each status that the node tells.
-func (a *app) watch(cmd *cobra.Command) error {
-	c, err := a.client(cmd)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := context.WithCancelCause(cmd.Context())
-	defer cancel(nil)
-	patience := time.AfterFunc(lookIn, func() { cancel(context.DeadlineExceeded) })
-	defer patience.Stop()
-	tty, ok := a.direct.(*os.File)
-	draw := a.line()
-	switch {
-	case a.json:
-		draw = func(e api.Event) error { return json.NewEncoder(a.out).Encode(e.Status) }
-	case ok && isTerminal(tty):
-		draw = a.redraw
-	}
-	err = c.Watch(ctx, func(e api.Event) error {
-		patience.Stop()
-		if e.Status == nil {
-			return nil
-		}
-		if err := draw(e); err != nil {
-			return err
-		}
-		return a.out.Flush()
-	})
-	switch {
-	case cmd.Context().Err() != nil:
-		return nil // it was asked to end
-	case ctx.Err() != nil:
-		return late(context.Cause(ctx), lookIn)
-	case err == nil:
-		return errors.New("the node ended; see its log")
-	}
-	return err
-}
-
-// redraw fills a terminal with the status.
-func (a *app) redraw(e api.Event) error {
-	fmt.Fprintf(a.out, "\x1b[H\x1b[2J%s (Ctrl+C ends)\n\n", stamp(e.Time))
-	return a.printStatus(*e.Status)
-}
-
-// line prints a status in a line, unless it would be the same as the last.
-func (a *app) line() func(api.Event) error {
-	last := ""
-	return func(e api.Event) error {
-		s := e.Status
-		nodes, workers := 0, 0
-		for _, n := range s.Nodes {
-			if n.Connected {
-				nodes++
-			}
-		}
-		for _, w := range s.Workers {
-			if w.Connected {
-				workers++
-			}
-		}
-		text := fmt.Sprintf("%s, nodes %d of %d, workers %d of %d, users %d, calls %d, alarms %d",
-			leader(*s), nodes, len(s.Nodes), workers, len(s.Workers), s.Users, s.Calls, len(s.Alarms))
-		if text == last {
-			return nil
-		}
-		last = text
-		_, err := fmt.Fprintf(a.out, "%s: %s\n", stamp(e.Time), text)
-		return err
-	}
 }
 
 // leader says who leads, and whether that counts.
@@ -146,12 +70,8 @@ func refused(s api.Status) string {
 }
 
 func (a *app) printStatus(s api.Status) error {
-	fmt.Fprintf(a.out, "Cluster      %s, domain %s\n", clean(s.Cluster), clean(s.Domain))
-	fmt.Fprintf(a.out, "Leader       %s\n", leader(s))
-	fmt.Fprintf(a.out, "Answered by  %s, version %s\n", clean(s.Node), clean(s.Version))
-	fmt.Fprintf(a.out, "Users        %d registered, %d subscribers\n", s.Users, s.Subscribers)
-	fmt.Fprintf(a.out, "Calls        %d\n", s.Calls)
-	fmt.Fprintf(a.out, "Refused      %s\n\n", clean(refused(s)))
+	head(a.out, s)
+	fmt.Fprintln(a.out)
 	if err := printNodes(a.out, s.Nodes); err != nil {
 		return err
 	}
@@ -162,8 +82,37 @@ func (a *app) printStatus(s api.Status) error {
 	if len(s.Alarms) > 0 {
 		fmt.Fprintln(a.out)
 	}
-	for _, al := range s.Alarms {
-		fmt.Fprintf(a.out, "%s: %s (node %s, since %s); %s\n", strings.ToUpper(clean(al.Severity)), clean(al.Text), clean(al.Node), stamp(al.Since), clean(al.WhatToDo))
-	}
+	printAlarms(a.out, s.Alarms)
 	return nil
+}
+
+// head says how the cluster is as a whole.
+func head(w io.Writer, s api.Status) {
+	cluster := "not begun yet"
+	switch {
+	case s.Cluster != "" && s.Name != "":
+		cluster = fmt.Sprintf("%s (%s)", clean(s.Name), clean(s.Cluster))
+	case s.Cluster != "":
+		cluster = clean(s.Cluster)
+	}
+	fmt.Fprintf(w, "Cluster      %s, domain %s\n", cluster, clean(s.Domain))
+	fmt.Fprintf(w, "Leader       %s\n", leader(s))
+	fmt.Fprintf(w, "Answered by  %s, version %s\n", clean(s.Node), clean(s.Version))
+	fmt.Fprintf(w, "Users        %d registered, %d subscribers\n", s.Users, s.Subscribers)
+	fmt.Fprintf(w, "Calls        %d\n", s.Calls)
+	fmt.Fprintf(w, "Refused      %s\n", clean(refused(s)))
+}
+
+func printAlarms(w io.Writer, list []api.Alarm) {
+	for _, al := range list {
+		fmt.Fprintln(w, alarmText(al))
+	}
+}
+
+func alarmText(al api.Alarm) string {
+	return fmt.Sprintf("%s: %s (node %s, since %s); %s", strings.ToUpper(clean(al.Severity)), clean(al.Text), clean(al.Node), stamp(al.Since), clean(al.WhatToDo))
+}
+
+func sortedAlarms(all map[string]api.Alarm) []api.Alarm {
+	return slices.SortedFunc(maps.Values(all), func(a, b api.Alarm) int { return cmp.Compare(a.Code, b.Code) })
 }

@@ -35,10 +35,10 @@ func (a *app) subscriberAdd() *cobra.Command {
 			"With --aka the phone has a USIM instead of a password (AKAv1-MD5, Milenage): its key K is asked for,\n" +
 			"and OPc or the operator's OP, each of 32 hex digits.",
 		Example: "  bellwether subscriber add alice@example.org\n" +
-			"  bellwether subscriber add alice@example.org sip:alice@example.org tel:+4930123456 '|' sip:desk@example.org\n" +
+			"  bellwether subscriber add alice@example.org sip:alice@example.org \\\n    tel:+4930123456 '|' sip:desk@example.org\n" +
 			"  pass show alice | bellwether subscriber add alice@example.org --password-stdin\n" +
-			"  bellwether subscriber add 262011234567890@example.org sip:alice@example.org --aka\n" +
-			"  bellwether subscriber add 262011234567890@example.org --aka-stdin < keys     # K=... OPc=...",
+			"  bellwether subscriber add 26201123456@example.org sip:al@example.org --aka\n" +
+			"  bellwether subscriber add 26201123456@example.org --aka-stdin < keys\n                                                            # K=... OPc=...",
 		Args: atLeastIMPI,
 		RunE: a.askWithin(moveIn, func(ctx context.Context, c *api.Client, args []string) error { // time to type
 			if err := secret.check(); err != nil {
@@ -180,10 +180,11 @@ func (a *app) subscriberImport() *cobra.Command {
 		Short: "Import subscribers, all or none",
 		Long: "Import subscribers from a CSV file (- for standard input). Its first line names the columns:\n\n" +
 			"  impi        alice@example.org\n" +
-			"  impus       public identities, a space between them; | begins another registration set, ! bars one;\n" +
-			"              where there is none: sip:IMPI\n" +
+			"  impus       public identities, a space between them; | begins another\n" +
+			"              registration set, ! bars one; where there is none: sip:IMPI\n" +
 			"  password    or one of ha1_md5 and ha1_sha256, or both: hex digits\n" +
-			"  k, opc      of a USIM, instead of a password or beside it: 32 hex digits each; op in place of opc\n" +
+			"  k, opc      of a USIM, instead of a password or beside it: 32 hex digits\n" +
+			"              each; op in place of opc\n" +
 			"  amf         of the USIM: 4 hex digits; may be left out: " + defaultAMF + "\n" +
 			"  realm       may be left out: the realm of the IMPI\n\n" +
 			"If any line is wrong, nothing is imported. Subscribers that exist are replaced.\n\n" + someKnowOnlyMD5,

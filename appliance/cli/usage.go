@@ -3,6 +3,8 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,38 +57,6 @@ func names(c *cobra.Command) string {
 	return strings.Join(all, ", ")
 }
 
-// meant answers guesses that are reasonable and wrong.
-var meant = map[string]string{
-	"user add":        "write bellwether subscriber add",
-	"node show":       "write bellwether node list",
-	"call show":       "write bellwether call list",
-	"cluster list":    "write bellwether node list",
-	"worker add":      "write it into the configuration of its node and restart that",
-	"worker fail":     laterRelease,
-	"worker failover": laterRelease,
-	"failover":        laterRelease,
-	"subscriber edit": "write bellwether subscriber add --replace",
-	"completion ksh":  "write one of bash, fish, powershell, zsh",
-	"ban show":        "write bellwether ban list",
-	"ban allow":       "write bellwether ban add --allow ADDRESS",
-	"unban":           "write bellwether ban remove ADDRESS",
-	"allow":           "write bellwether ban add --allow ADDRESS",
-	"alarm":           "bellwether status shows the alarms",
-	"alarms":          "bellwether status shows the alarms",
-	"log":             whereLogsGo,
-	"logs":            whereLogsGo,
-	"check":           "write bellwether config check -c FILE",
-	"init":            "write bellwether cluster init",
-	"start":           "write bellwether node -c FILE",
-	"stop":            "end bellwether node with SIGTERM, or stop its service",
-	"restart":         "restart the service, or bellwether node -c FILE",
-}
-
-const (
-	laterRelease = "failover of users comes with a later release"
-	whereLogsGo  = "a node logs to standard error; as a service: journalctl -u bellwether"
-)
-
 // noSuchCommand refuses arguments of a command that has subcommands.
 func noSuchCommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
@@ -96,13 +66,38 @@ func noSuchCommand(c *cobra.Command, args []string) error {
 	if hint, ok := meant[what]; ok {
 		return usagef("there is no command %q; %s", what, hint)
 	}
-	if c.SuggestionsMinimumDistance <= 0 {
-		c.SuggestionsMinimumDistance = 2
+	if args[0] == "help" {
+		return usagef("there is no command %q; write %s --help", what, c.CommandPath())
 	}
-	if s := c.SuggestionsFor(args[0]); len(s) > 0 {
-		return usagef("there is no command %q; did you mean %s?", what, s[0])
+	if near, ok := nearest(c, args[0]); ok {
+		return usagef("there is no command %q; did you mean %s?", what, near)
+	}
+	for _, sub := range c.Commands() {
+		if sub.Name() == "show" {
+			return usagef("there is no command %q; write one of %s, such as %s show %s", what, names(c), c.CommandPath(), args[0])
+		}
 	}
 	return usagef("there is no command %q; see %s --help", what, c.CommandPath())
+}
+
+// nearest finds the subcommand that a word means: one that names it as a guess
+// to expect, one that begins so, or one that is spelt nearly so.
+func nearest(c *cobra.Command, word string) (string, bool) {
+	var known []string
+	for _, sub := range c.Commands() {
+		if slices.Contains(sub.SuggestFor, word) {
+			return sub.Name(), true
+		}
+		if sub.IsAvailableCommand() {
+			known = append(known, sub.Name())
+		}
+	}
+	for _, name := range known {
+		if len(word) > 1 && strings.HasPrefix(name, word) {
+			return name, true
+		}
+	}
+	return config.Nearest(word, known)
 }
 
 // exactly takes one argument for each name.
@@ -121,6 +116,8 @@ func between(min int, names ...string) cobra.PositionalArgs {
 	}
 }
 
+var shorthand = regexp.MustCompile(`^unknown shorthand flag: '(.)'`)
+
 // flagError says which flag was probably meant.
 func flagError(c *cobra.Command, err error) error {
 	text := err.Error()
@@ -131,10 +128,19 @@ func flagError(c *cobra.Command, err error) error {
 				all = append(all, f.Name)
 			}
 		})
+		if flag, ok := meantFlag[name]; ok && slices.Contains(all, flag) {
+			return usagef("%s has no flag --%s; write --%s", c.CommandPath(), name, flag)
+		}
 		if near, ok := config.Nearest(name, all); ok {
 			return usagef("%s has no flag --%s; did you mean --%s?", c.CommandPath(), name, near)
 		}
 		return usagef("%s has no flag --%s; see %s --help", c.CommandPath(), name, c.CommandPath())
+	}
+	if short := shorthand.FindStringSubmatch(text); short != nil {
+		if flag, ok := meantFlag[short[1]]; ok && c.Flags().Lookup(flag) != nil {
+			return usagef("%s has no flag -%s; write --%s", c.CommandPath(), short[1], flag)
+		}
+		return usagef("%s has no flag -%s; see %s --help", c.CommandPath(), short[1], c.CommandPath())
 	}
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "duration" {

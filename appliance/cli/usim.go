@@ -30,17 +30,16 @@ func (u usimText) keys(impi string) (*api.AKA, error) {
 	wrong := func(format string, args ...any) (*api.AKA, error) {
 		return nil, fmt.Errorf(format, args...)
 	}
+	k, ok := key(u.k)
 	switch {
 	case u.k == "":
 		return wrong("K of the USIM of %s is missing; write its 32 hex digits", impi)
+	case !ok:
+		return wrong("K of the USIM of %s is malformed; write 32 hex digits", impi)
 	case u.opc == "" && u.op == "":
 		return wrong("OPc of the USIM of %s is missing; write its 32 hex digits, or OP", impi)
 	case u.opc != "" && u.op != "":
 		return wrong("the USIM of %s has both OPc and OP; give one of them", impi)
-	}
-	k, ok := key(u.k)
-	if !ok {
-		return wrong("K of the USIM of %s is malformed; write 32 hex digits", impi)
 	}
 	name, text := "OPc", u.opc
 	if u.op != "" {
@@ -95,12 +94,18 @@ func (a *app) usim(ctx context.Context, from secretFlags, impi string) (*api.AKA
 	if !ok || !isTerminal(tty) {
 		return nil, usagef("there is no terminal to ask for K and OPc at; give --aka-stdin")
 	}
-	answers, err := a.prompt(ctx, tty, "K of the USIM of "+clean(impi)+", 32 hex digits: ", "OPc, or OP= and the operator's OP: ")
+	answers, err := a.prompt(ctx, tty, "K of the USIM of "+clean(impi)+", 32 hex digits: ")
 	if err != nil {
 		return nil, err
 	}
 	u.k = strings.TrimSpace(answers[0])
-	u.opc = strings.TrimSpace(answers[1])
+	if _, ok := key(u.k); !ok {
+		return u.keys(impi) // nobody should type OPc for what is refused anyway
+	}
+	if answers, err = a.prompt(ctx, tty, "OPc, or OP= and the operator's OP: "); err != nil {
+		return nil, err
+	}
+	u.opc = strings.TrimSpace(answers[0])
 	if name, value, ok := strings.Cut(u.opc, "="); ok {
 		switch strings.ToUpper(strings.TrimSpace(name)) {
 		case "OP":

@@ -67,7 +67,7 @@ func (r *reader) document(data []byte) *yaml.Node {
 		r.problem(1, "the file is empty", "write at least node.name, cluster, sip.domain and sip.address")
 		return nil
 	case err != nil:
-		r.syntax(err)
+		r.syntax(data, err)
 		return nil
 	}
 	var next yaml.Node
@@ -75,13 +75,16 @@ func (r *reader) document(data []byte) *yaml.Node {
 	case err == nil:
 		r.problem(next.Line, "a second document begins here", "write one document, without ---")
 	case !errors.Is(err, io.EOF):
-		r.syntax(err)
+		r.syntax(data, err)
 		return nil
 	}
 	return doc.Content[0]
 }
 
-func (r *reader) syntax(err error) {
+// bareAddress is an address that YAML does not take for a value.
+var bareAddress = regexp.MustCompile(`(?m)^[^#\n]*[\[{,:] *::[0-9a-fA-F]`)
+
+func (r *reader) syntax(data []byte, err error) {
 	text := err.Error()
 	line := 1
 	if m := syntaxLine.FindStringSubmatch(text); m != nil {
@@ -93,7 +96,11 @@ func (r *reader) syntax(err error) {
 			line++
 		}
 	}
-	r.problem(line, "this is not YAML: "+text, "check the indentation and the colons around this line")
+	write := "check the indentation and the colons around this line"
+	if bareAddress.Match(data) {
+		write = `put an IPv6 address that begins with a colon in quotes, such as "::1"`
+	}
+	r.problem(line, "this is not YAML: "+text, write)
 }
 
 // fields maps the keys of a mapping to what reads them.
@@ -264,9 +271,17 @@ func directory(limit int) func(string) (string, error) {
 	}
 }
 
+// What people write where an address must be.
+var (
+	hostName = regexp.MustCompile(`^[A-Za-z0-9.-]*[A-Za-z][A-Za-z0-9.-]*$`)
+	hostPort = regexp.MustCompile(`^[A-Za-z0-9.-]*[A-Za-z][A-Za-z0-9.-]*:[0-9]+$`)
+)
+
 func endpoint(s string) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(s)
 	switch {
+	case err != nil && hostPort.MatchString(s):
+		return a, errors.New("is a name with a port, and names are not looked up")
 	case err != nil:
 		return a, errors.New("is not an address with a port")
 	case a.Port() == 0:
@@ -292,6 +307,8 @@ func loopback(s string) (netip.AddrPort, error) {
 func serviceAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
+	case err != nil && hostName.MatchString(s):
+		return a, errors.New("is a name, and names are not looked up")
 	case err != nil:
 		return a, errors.New("is not an IP address")
 	case a.Zone() != "":
