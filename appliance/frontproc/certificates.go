@@ -13,21 +13,37 @@ import (
 	"bellwether/controller/state"
 )
 
-// certificates prepares what renews this node's certificate and, where the CA
-// is, what certifies others.
+// lookForCA is how often a node looks whether it became one that certifies.
+const lookForCA = time.Second
+
+// certificates prepares what renews this node's certificate.
 func (p *Process) certificates(dir string, m *mesh.Mesh) {
 	caDir := identity.CADir(p.cfg.Node.DataDir)
-	known, others := joining.Members(p.cfg)
+	_, others := joining.Members(p.cfg)
 	p.renewer = &joining.Renewer{
 		Dir: dir, CADir: caDir, Node: p.cfg.Node.Name, Addresses: []netip.Addr{p.cfg.Cluster.Address.Addr()},
 		Others: others, Dial: m.Dial, Log: p.log,
 	}
-	if joining.Founder(caDir) {
-		p.joins = &joining.Server{
-			Book: joining.Book{Dir: caDir}, Node: p.cfg.Node.Name, Known: known, Log: p.log,
-			Begun: func() bool { return p.ctl.State().ClusterID() != "" },
+}
+
+// serveJoins certifies nodes from when the CA is here: a copy of it may be
+// brought to a node that runs.
+func (p *Process) serveJoins(ctx context.Context, m *mesh.Mesh) {
+	caDir := identity.CADir(p.cfg.Node.DataDir)
+	for look := time.Tick(lookForCA); !joining.Founder(caDir); {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look:
 		}
 	}
+	known, _ := joining.Members(p.cfg)
+	s := &joining.Server{
+		Book: joining.Book{Dir: caDir}, Node: p.cfg.Node.Name, Known: known, Log: p.log,
+		Begun: func() bool { return p.ctl.State().ClusterID() != "" },
+	}
+	p.joins.Store(s)
+	s.Serve(ctx, m.HandleOpen(joining.Protocol))
 }
 
 // markBegun remembers on disk that the cluster has begun, once it has.

@@ -99,8 +99,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		count(descReplied, n, strconv.Itoa(status))
 	}
 	gauge(descFlows, float64(fs.Flows))
-	if c.p.joins != nil {
-		for result, n := range c.p.joins.Results() {
+	if s := c.p.joins.Load(); s != nil {
+		for result, n := range s.Results() {
 			count(descJoin, n, result)
 		}
 	}

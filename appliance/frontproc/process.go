@@ -22,6 +22,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -47,6 +48,7 @@ const (
 	handOver        = time.Second // how long a stopping leader tries to hand the lead over
 	introduceWithin = 5 * time.Second
 	introduceAgain  = time.Second
+	patience        = 2 // failures in spite of a leader before they are worth a word
 )
 
 // Options are what the node gives beside its configuration.
@@ -70,7 +72,7 @@ type Process struct {
 	alarms    *alarms
 	elections elections
 	shown     fronts
-	joins     *joining.Server // nil where the cluster was not founded here
+	joins     atomic.Pointer[joining.Server] // nil while the CA is not here
 	renewer   *joining.Renewer
 	ready     *prober
 	reload    func() (applied, pending []config.Change, err error)
@@ -128,10 +130,7 @@ func Run(ctx context.Context, cfg *config.Config, id *identity.Identity, o Optio
 	wg.Go(func() { p.workers.tick(ctx) })
 	wg.Go(func() { p.renewer.Run(ctx) })
 	wg.Go(func() { p.markBegun(ctx) })
-	if p.joins != nil {
-		open := m.HandleOpen(joining.Protocol)
-		wg.Go(func() { p.joins.Serve(ctx, open) })
-	}
+	wg.Go(func() { p.serveJoins(ctx, m) })
 	wg.Go(func() { p.ready.run(ctx) })
 	adm, err := admin.Listen(cfg.AdminSocket())
 	if err != nil {
@@ -225,7 +224,7 @@ func (p *Process) serve(ctx context.Context, wg *sync.WaitGroup, l net.Listener,
 // refuses the node.
 func (p *Process) introduce(ctx context.Context) error {
 	want := workerproc.NodeOf(p.cfg, p.version)
-	said := ""
+	said, failed := "", 0
 	for ctx.Err() == nil {
 		if have, ok := p.ctl.State().Node(want.Name); ok && have == want {
 			return nil
@@ -239,9 +238,20 @@ func (p *Process) introduce(ctx context.Context) error {
 			return nil
 		case errors.As(err, &refusal):
 			return fmt.Errorf("the cluster does not take this node: %w; correct %s, then restart the node", err, p.cfg.File)
-		case err.Error() != said && ctx.Err() == nil:
-			said = err.Error()
-			p.log.Warn("introduce this node to the cluster", "err", err)
+		case ctx.Err() == nil:
+			// While the cluster begins, or chooses a leader, this is normal.
+			say, level := "this node waits until a majority of the controllers is up", slog.LevelInfo
+			if _, led := p.ctl.Leader(); led {
+				if failed++; failed > patience {
+					say, level = "introduce this node to the cluster: "+err.Error(), slog.LevelWarn
+				} else {
+					say = said
+				}
+			}
+			if say != said {
+				said = say
+				p.log.Log(ctx, level, say)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -31,7 +31,7 @@ func (s source) Status(ctx context.Context) (api.Status, error) {
 	st, cs := s.p.ctl.State(), s.p.ctl.Status()
 	leader, ok := s.p.ctl.Leader()
 	out := api.Status{
-		Cluster: st.ClusterID(), Domain: s.p.cfg.SIP.Domain, Node: s.p.cfg.Node.Name, Version: s.p.version,
+		Cluster: st.ClusterID(), Name: st.Name(), Domain: s.p.cfg.SIP.Domain, Node: s.p.cfg.Node.Name, Version: s.p.version,
 		Leader: leader, Term: cs.Term, Quorum: ok, Subscribers: st.SubscriberCount(),
 	}
 	out.Received = s.p.front.Stats().Received

@@ -21,7 +21,7 @@ import (
 const (
 	bookFile = "tokens.json"
 	lockFile = "tokens.lock"
-	keepFor  = 30 * 24 * time.Hour // tokens that are over, so that it can be said what became of one
+	keepFor  = 24 * time.Hour // tokens that are over, so that it can be said what became of one
 	maxKept  = 64
 	maxBook  = 1 << 20
 )
@@ -59,6 +59,17 @@ func (e Entry) State(now time.Time) string {
 	return "open"
 }
 
+// forgotten tells of tokens whether they are over for long enough.
+func forgotten(now time.Time) func(Entry) bool {
+	return func(e Entry) bool {
+		over := e.Expires
+		if !e.Used.IsZero() {
+			over = e.Used
+		}
+		return now.Sub(over) > keepFor
+	}
+}
+
 // Book is the list of tokens beside the CA, in a file of mode 0600. Several
 // processes may work on it: each change is made with a lock on the file.
 type Book struct{ Dir string }
@@ -89,6 +100,7 @@ func (b Book) List() ([]Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", err)
 	}
+	all = slices.DeleteFunc(all, forgotten(time.Now()))
 	for i := range all {
 		all[i].Hash = ""
 	}
@@ -122,7 +134,7 @@ func (b Book) redeem(secret []byte, node, role string, now time.Time, use func()
 			}
 		}
 		if found < 0 {
-			return nil, refusef(unknownToken, "the founder does not know this token: it was revoked, replaced by a newer one, or is none of its tokens; make one there with 'bellwether cluster token %s'", node)
+			return nil, refusef(unknownToken, "the founder does not know this token: it was revoked, replaced by a newer one, is over since yesterday, or is none of its tokens; make one there with 'bellwether cluster token %s'", node)
 		}
 		e := &all[found]
 		switch {
@@ -163,7 +175,7 @@ func (b Book) change(now time.Time, change func([]Entry) ([]Entry, error)) error
 	if all, err = change(all); err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(e Entry) bool { return now.Sub(e.Expires) > keepFor })
+	all = slices.DeleteFunc(all, forgotten(now))
 	return b.write(all[max(0, len(all)-maxKept):])
 }
 

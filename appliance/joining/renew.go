@@ -10,10 +10,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"bellwether/appliance/pki"
+	"bellwether/controller/mesh"
 )
 
 const (
@@ -24,6 +26,9 @@ const (
 	lookAtMost    = time.Hour // a clock may be set, a file changed by hand
 	renewDeadline = 10 * time.Second
 )
+
+// ErrNoFounder means that there was nobody to renew a certificate.
+var ErrNoFounder = errors.New("no controller that answers holds the certificate authority")
 
 // Renewer keeps a node's certificate good.
 type Renewer struct {
@@ -76,18 +81,32 @@ func (r *Renewer) renew(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewDeadline)
 	defer cancel()
-	var errs []error
+	var why []string
 	for _, m := range r.Others {
 		rep, err := r.ask(ctx, m, csr.DER)
 		if err == nil {
 			return replace(csr, rep.CA, rep.Cert, r.Dir)
 		}
-		errs = append(errs, err)
+		why = append(why, m.Name+" "+unwilling(err))
 	}
-	if len(errs) == 0 {
+	if len(why) == 0 {
 		return fmt.Errorf("there is no other controller that could have the certificate authority, and %s is not there", r.CADir)
 	}
-	return fmt.Errorf("no controller renews it; the one that holds the certificate authority must run: %w", errors.Join(errs...))
+	return fmt.Errorf("%w (%s); start the one where bellwether cluster init was run, or put a copy of its folder ca at %s", ErrNoFounder, strings.Join(why, ", "), r.CADir)
+}
+
+// unwilling says in a few words why a controller renewed nothing.
+func unwilling(err error) string {
+	var refusal *Refusal
+	switch {
+	case errors.As(err, &refusal):
+		return "says: " + refusal.Text
+	case errors.Is(err, mesh.ErrNotServed):
+		return "does not hold it"
+	case errors.Is(err, mesh.ErrRefused):
+		return "refuses the connection, see its log"
+	}
+	return "does not answer"
 }
 
 func (r *Renewer) ask(ctx context.Context, m Member, csr []byte) (reply, error) {

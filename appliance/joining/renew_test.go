@@ -50,7 +50,7 @@ func TestACertificateIsRenewedByTheFounder(t *testing.T) {
 	}
 
 	_ = f.mesh.Close()
-	if _, err := r.Renew(t.Context()); err == nil || !strings.Contains(err.Error(), "the one that holds the certificate authority must run") {
+	if _, err := r.Renew(t.Context()); err == nil || !strings.Contains(err.Error(), "no controller that answers holds the certificate authority (n1 does not answer); start the one where") {
 		t.Errorf("without the founder: %v", err)
 	}
 	if _, last, err := r.Status(); last == nil || err != nil {

@@ -9,7 +9,8 @@ import (
 
 // Status is the cluster as the answering node sees it.
 type Status struct {
-	Cluster string   `json:"cluster"` // cluster id
+	Cluster string   `json:"cluster"` // cluster id; empty: the cluster has not begun
+	Name    string   `json:"name"`    // of the cluster, for people
 	Domain  string   `json:"domain"`  // home network domain
 	Node    string   `json:"node"`    // the node that answers
 	Version string   `json:"version"` // of that node

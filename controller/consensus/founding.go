@@ -208,7 +208,7 @@ func decide(self string, members []Member, mayBegin bool, answers []foundingMsg)
 			WhatToDo: fmt.Sprintf("start %s; if all of them lost their disks, restore a backup, or remove the file pki/begun in every node.data_dir to begin with nothing", missing)}
 	case agree <= len(members)/2:
 		return stepWait, Standing{Phase: PhaseWaiting,
-			Text:     fmt.Sprintf("controller %s waits for a majority: of %s there are %d", self, listing(members), agree),
+			Text:     fmt.Sprintf("controller %s waits for a majority: there are %d of %d, %s", self, agree, len(members), listing(members)),
 			WhatToDo: "start " + missing + ", or mend the network to them"}
 	}
 	return stepBegin, Standing{Phase: PhaseMember}
@@ -367,7 +367,7 @@ func (c *Controller) comeBack(answers []foundingMsg) error {
 		cancel()
 		if err == nil {
 			c.stand(Standing{Phase: PhaseReturning})
-			c.log.Info("this controller is let in again, and catches up", "node", c.cfg.Node)
+			c.log.Info("this controller had no log; it is let in, and catches up", "node", c.cfg.Node)
 			c.takePart()
 			return nil
 		}

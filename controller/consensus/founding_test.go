@@ -35,7 +35,7 @@ func TestWhatAMemberWithAnEmptyLogDoes(t *testing.T) {
 		phase    string
 		says, do string
 	}{
-		{"alone of three it waits", three, false, nil, stepWait, PhaseWaiting, "of [n1 127.0.0.1:1, n2 127.0.0.2:1, n3 127.0.0.3:1] there are 1", "start n2 and n3"},
+		{"alone of three it waits", three, false, nil, stepWait, PhaseWaiting, "there are 1 of 3, [n1 127.0.0.1:1, n2 127.0.0.2:1, n3 127.0.0.3:1]", "start n2 and n3"},
 		{"with one of two others it begins", three, false, []foundingMsg{fresh("n3", three)}, stepBegin, PhaseMember, "", ""},
 		{"with one of four others it waits", five, false, []foundingMsg{fresh("n3", five)}, stepWait, PhaseWaiting, "there are 2", "start n2 and n4 and n5"},
 		{"with two of four others it begins", five, false, []foundingMsg{fresh("n3", five), fresh("n5", five)}, stepBegin, PhaseMember, "", ""},

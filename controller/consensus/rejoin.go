@@ -50,7 +50,7 @@ func (c *Controller) readmit(ctx context.Context, node string) error {
 			return fmt.Errorf("let controller %s in: %w", node, err)
 		}
 	}
-	c.log.Warn("a controller with an empty log is let in again, without a vote until it has caught up", "controller", node)
+	c.log.Info("a controller with an empty log is let in, without a vote until it has caught up", "controller", node)
 	return nil
 }
 

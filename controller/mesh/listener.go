@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 )
@@ -105,5 +106,10 @@ func (r *refusals) log(log *slog.Logger, remote net.Addr, err error, now time.Ti
 	}
 	r.last[key] = now
 	r.mu.Unlock()
+	if strings.HasPrefix(err.Error(), notServedByUs) {
+		// Nodes that start ask for what this one does not serve yet.
+		log.Info("mesh is asked for a protocol that it does not serve", "remote", host)
+		return
+	}
 	log.Warn("mesh refuses a connection", "remote", host, "err", err)
 }

@@ -48,6 +48,10 @@ var ErrClosed = net.ErrClosed
 // role or node, or a protocol that is not handled.
 var ErrRefused = errors.New("peer refused")
 
+// ErrNotServed is an ErrRefused of a peer that does not, or not yet, serve the
+// protocol.
+var ErrNotServed = errors.New("it does not serve this protocol")
+
 const (
 	defaultHandshakes = 64
 	defaultTimeout    = 3 * time.Second
@@ -254,10 +258,20 @@ func admitted(ctx context.Context, conn *tls.Conn, alpn string) error {
 	return err
 }
 
+// What crypto/tls calls a protocol that the server does not have; it has no
+// type that could be asked for.
+const (
+	notServed     = "tls: no application protocol"
+	notServedByUs = "tls: client requested unsupported application protocols"
+)
+
 // describe marks what the other side refused.
 func describe(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" {
+		if op.Err.Error() == notServed {
+			return fmt.Errorf("%w: %w", ErrRefused, ErrNotServed)
+		}
 		return fmt.Errorf("%w by it: %w; its log says why", ErrRefused, err)
 	}
 	return err

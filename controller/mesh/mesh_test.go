@@ -172,7 +172,7 @@ func TestDialRefusesWhoIsNotThatNode(t *testing.T) {
 	}{
 		{"another node answers", a.Addr().String(), "c", "bw-api/1", "it is node a, not node c"},
 		{"another cluster answers", x.Addr().String(), "a", "bw-api/1", "of cluster c2, this is cluster c1"},
-		{"nobody handles the protocol", a.Addr().String(), "a", "bw-pair/1", "no application protocol"},
+		{"nobody handles the protocol", a.Addr().String(), "a", "bw-pair/1", "does not serve this protocol"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := b.Dial(context5(t), tt.addr, tt.node, tt.alpn)

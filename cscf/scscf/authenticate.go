@@ -193,6 +193,9 @@ func (c *CSCF) judge(r *transaction.Request, p proof, then func(impi string)) {
 		c.again(r, p, staleNonce, cred.Nonce, true)
 	default:
 		c.rejected.Add(1)
+		if p.known && c.tells(time.Now()) {
+			c.log.Info("a phone answers a challenge wrongly: another password, or another SIM's keys?", "user", p.answer.IMPI, "identity", p.impu, "algorithm", string(cred.Algorithm))
+		}
 		c.again(r, p, wrongAnswer, p.impu, false)
 	}
 }
@@ -222,6 +225,13 @@ func (c *CSCF) check(method string, p proof, cred digest.Credentials) (v digest.
 	return c.users.check(a.IMPI, now, func(uses *digest.Uses) digest.Verdict {
 		return c.cfg.Digest.Check(cred, method, a.HA1[string(cred.Algorithm)], uses, now)
 	}), false
+}
+
+// tells reports whether it is time for another line about a wrong answer:
+// anybody can cause one, so there is at most one a second.
+func (c *CSCF) tells(now time.Time) bool {
+	last := c.told.Load()
+	return now.UnixNano()-last >= int64(time.Second) && c.told.CompareAndSwap(last, now.UnixNano())
 }
 
 // again challenges once more, unless that has led nowhere too often: then a

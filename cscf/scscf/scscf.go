@@ -131,6 +131,7 @@ type CSCF struct {
 	dialog   string // our Record-Route
 
 	rejected atomic.Uint64 // REGISTERs whose credentials were wrong
+	told     atomic.Int64  // when one of them was logged last, in Unix nanoseconds
 }
 
 var _ transaction.User = (*CSCF)(nil)
