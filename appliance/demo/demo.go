@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -101,7 +102,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			{Name: "n2", Address: o.host(2), Workers: []string{"p2", "i2"}},
 			{Name: "n3", Address: o.host(3), Workers: []string{"s2"}},
 		},
-		PortP: 5060, PortI: 4060, PortS: 6060, PortNode: 7400, PortHTTP: 9090,
+		PortP: 5060, PortI: 4060, PortS: 6060, PortNode: 7400, PortHTTP: metricsPort(o),
 	})
 	if err != nil {
 		return err
@@ -124,6 +125,25 @@ func Run(ctx context.Context, o Options) (err error) {
 		kept(o.Err, c, dir, password)
 	}
 	return res.verdict(len(c.Nodes), o.phones)
+}
+
+// metricsPort is one that is free at all nodes, the usual one if it is: that is
+// also Prometheus' own, and nobody needs it to find the demo.
+func metricsPort(o Options) uint16 {
+	const usual, last = 9090, 9190
+	for port := uint16(usual); port < last; port++ {
+		free := true
+		for n := 1; n <= 3 && free; n++ {
+			l, err := net.Listen("tcp", netip.AddrPortFrom(o.host(n), port).String())
+			if free = err == nil; free {
+				_ = l.Close()
+			}
+		}
+		if free {
+			return port
+		}
+	}
+	return usual
 }
 
 // play starts the nodes, registers the phones and lets them call each other.

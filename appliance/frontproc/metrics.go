@@ -15,6 +15,7 @@ var (
 	descLoad      = prometheus.NewDesc("bellwether_worker_load", "Requests in flight plus CPU cores in use, as min-load sees it.", []string{"worker", "kind", "node"}, nil)
 	descUp        = prometheus.NewDesc("bellwether_worker_connected", "1 while the worker is connected to this node.", []string{"worker", "kind", "node"}, nil)
 	descMessages  = prometheus.NewDesc("bellwether_worker_messages_total", "SIP messages that a worker received.", []string{"worker", "kind", "node"}, nil)
+	descRejected  = prometheus.NewDesc("bellwether_credentials_rejected_total", "REGISTERs that an S-CSCF did not take because of a wrong password or SIM.", []string{"worker", "node"}, nil)
 	descCPU       = prometheus.NewDesc("bellwether_worker_cpu_cores", "CPU cores in use by a node's worker process.", []string{"node"}, nil)
 	descExecutors = prometheus.NewDesc("bellwether_router_executors", "Executors of a worker process's event router.", []string{"node"}, nil)
 	descQueued    = prometheus.NewDesc("bellwether_router_queued", "Events waiting in a worker process's event router.", []string{"node"}, nil)
@@ -68,6 +69,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLoad, l.Load, labels...)
 		gauge(descUp, number(up), labels...)
 		ch <- prometheus.MustNewConstMetric(descMessages, prometheus.CounterValue, float64(l.Messages), labels...)
+		if w.Kind == state.SCSCF {
+			ch <- prometheus.MustNewConstMetric(descRejected, prometheus.CounterValue, float64(l.Rejected), w.ID, w.Node)
+		}
 	}
 	for node, r := range c.p.workers.reports() {
 		gauge(descCPU, r.CPU, node)

@@ -94,6 +94,11 @@ func (n *Node) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	lock, err := once(cfg)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	if cfg.Node.Isolation == config.None {
 		return n.alone(ctx, cfg, id)
 	}

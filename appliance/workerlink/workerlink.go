@@ -96,6 +96,8 @@ type GroupLoad struct {
 
 	Lost    int           `cbor:"7,keyasint,omitempty"` // users who were assigned without a registration in the store, since the start
 	LostAgo time.Duration `cbor:"8,keyasint,omitempty"` // how long ago the last of them was found
+
+	Rejected uint64 `cbor:"9,keyasint,omitempty"` // of an S-CSCF: REGISTERs whose credentials were wrong, since the start
 }
 
 // LoadMsg is sent every second by each worker process to each front.

@@ -52,6 +52,7 @@ type engine struct {
 type figures struct {
 	users, calls, lost int
 	lostAt             time.Time
+	rejected           uint64
 }
 
 // event is what the router orders: a message or a callback of an engine.

@@ -41,7 +41,7 @@ func (p *Process) report(ctx context.Context) {
 			f := e.figures()
 			l := workerlink.GroupLoad{
 				Group: id, Load: float64(e.inFlight.Load()) + m.CPU, Users: f.users, Calls: f.calls,
-				InFlight: int(e.inFlight.Load()), Messages: e.messages.Load(),
+				InFlight: int(e.inFlight.Load()), Messages: e.messages.Load(), Rejected: f.rejected,
 			}
 			if f.lost > 0 {
 				l.Lost, l.LostAgo = f.lost, now.Sub(f.lostAt)

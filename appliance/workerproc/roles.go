@@ -115,7 +115,7 @@ func (e *engine) play(sealer *token.Sealer, addr netip.AddrPort, g state.Group) 
 		e.role = r
 		e.figures = func() figures {
 			f := r.Figures()
-			return figures{users: f.Users, calls: f.Calls, lost: f.Lost, lostAt: f.LostAt}
+			return figures{users: f.Users, calls: f.Calls, lost: f.Lost, lostAt: f.LostAt, rejected: f.Rejected}
 		}
 		e.bindings = func(m workerlink.UserMsg) []workerlink.Binding {
 			reg, ok := r.Registration(m.AOR)
