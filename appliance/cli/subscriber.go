@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -71,9 +72,14 @@ func (a *app) subscriberAdd() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(ctx, changeIn)
 			defer cancel()
+			var old api.Subscriber // best told before it is gone; empty if there is none
+			if replace {
+				old, _ = c.Subscriber(ctx, s.IMPI)
+			}
 			if err := c.AddSubscriber(ctx, s, replace); err != nil {
 				return late(err, changeIn)
 			}
+			a.remarks(ctx, c, s, old)
 			if a.json {
 				return a.print(struct {
 					IMPI       string         `json:"impi"`
@@ -95,6 +101,25 @@ func (a *app) subscriberAdd() *cobra.Command {
 	f.StringVar(&realm, "realm", "", "digest `REALM` (default: the realm of the IMPI)")
 	f.BoolVar(&replace, "replace", false, "overwrite a subscriber that exists")
 	return c
+}
+
+// remarks says what may not have been meant: that no phone can register as a
+// subscriber without a SIP identity of the home domain, and which identities
+// the one had that it took the place of.
+func (a *app) remarks(ctx context.Context, c *api.Client, s api.NewSubscriber, old api.Subscriber) {
+	lost := slices.DeleteFunc(slices.Clone(old.Identities), func(had api.Identity) bool {
+		return slices.ContainsFunc(s.Identities, func(id api.Identity) bool { return id.URI == had.URI })
+	})
+	if len(lost) > 0 {
+		fmt.Fprintf(a.err, "%s had other identities, which are gone: %s\n", clean(s.IMPI), clean(notation(lost)))
+	}
+	st, err := c.Status(ctx)
+	if err != nil || st.Domain == "" {
+		return // it is stored, and that is what counts
+	}
+	if !slices.ContainsFunc(s.Identities, func(id api.Identity) bool { return strings.HasSuffix(strings.ToLower(id.URI), "@"+st.Domain) }) {
+		fmt.Fprintf(a.err, "no phone can register as %s: none of its identities is of the domain %s, which this cluster serves\n", clean(s.IMPI), clean(st.Domain))
+	}
 }
 
 func atLeastIMPI(c *cobra.Command, args []string) error {

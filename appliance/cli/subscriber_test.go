@@ -71,7 +71,7 @@ bob@example.test    example.test  MD5 SHA-256  no   sip:bob@example.test tel:+49
 		}
 	}
 	do("secret", "add", "bob@example.test", "--password-stdin").is(t, "", "bellwether: bob@example.test exists already; give --replace to overwrite it\n", Failed)
-	do("secret", "add", "bob@example.test", "--password-stdin", "--replace").is(t, "bob@example.test is stored with sip:bob@example.test\n", "", OK)
+	do("secret", "add", "bob@example.test", "--password-stdin", "--replace").is(t, "bob@example.test is stored with sip:bob@example.test\n", "bob@example.test had other identities, which are gone: tel:+4918\n", OK)
 	do("", "export").is(t, "impi,impus,realm\nalice@example.test,sip:alice@example.test tel:+4917,example.test\nbob@example.test,sip:bob@example.test,example.test\n", "", OK)
 	do("", "export", "--json").is(t, `{"impi":"alice@example.test","realm":"example.test","identities":[{"uri":"sip:alice@example.test","set":0},{"uri":"tel:+4917","set":0}],"algorithms":["MD5","SHA-256"]}
 {"impi":"bob@example.test","realm":"example.test","identities":[{"uri":"sip:bob@example.test","set":0}],"algorithms":["MD5","SHA-256"]}
@@ -292,3 +292,19 @@ func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
 type questions chan string
 
 func (q questions) Write(p []byte) (int, error) { q <- string(p); return len(p), nil }
+
+func TestWhatMayNotHaveBeenMeantIsSaid(t *testing.T) {
+	socket := node(t, cluster())
+	add := func(args ...string) result {
+		return run(t, Hooks{}, "secret", append([]string{"subscriber", "add", "--password-stdin", "--socket", socket}, args...)...)
+	}
+	if r := add("bob@other.org"); r.code != OK || r.err != "no phone can register as bob@other.org: none of its identities is of the domain example.test, which this cluster serves\n" {
+		t.Errorf("a domain that is not served: %+v", r)
+	}
+	if r := add("carl@example.test", "sip:carl@example.test", "tel:+49300004"); r.code != OK || r.err != "" {
+		t.Errorf("a domain that is served: %+v", r)
+	}
+	if r := add("--replace", "carl@example.test"); r.code != OK || r.err != "carl@example.test had other identities, which are gone: tel:+49300004\n" {
+		t.Errorf("an identity that is replaced: %+v", r)
+	}
+}
