@@ -207,7 +207,7 @@ func TestSubscribersByCommandLine(t *testing.T) {
 	expect(run("", "subscriber", "import", file), 1, "nothing was imported: line 3: sip:bea@"+domain+" belongs to subscriber bea@"+domain)
 	expect(run(password+"\n", "subscriber", "add", "new@"+domain, "sip:bea@"+domain, "--password-stdin"), 1, "see 'bellwether subscriber show bea@"+domain+"'")
 	expect(run(password+"\n", "subscriber", "add", "bea@"+domain, "--password-stdin"), 1, "see 'bellwether subscriber show bea@"+domain+"', or give --replace")
-	expect(run(password+"\n", "subscriber", "add", "new@"+domain, "tel:7;phone-context="+domain, "--password-stdin", "--algorithm", "MD5"), 0, "tel:7;phone-context="+domain)
+	expect(run(password+"\n", "subscriber", "add", "new@"+domain, "sip:new@"+domain, "tel:7;phone-context="+domain, "--password-stdin", "--algorithm", "MD5"), 0, "tel:7;phone-context="+domain)
 	expect(run("", "subscriber", "remove", "tel:7;phone-context="+domain), 0, "new@"+domain)
 	write("impi,impus,pasword", "new@"+domain+",sip:new@"+domain+","+password)
 	expect(run("", "subscriber", "import", file), 1, file+":1: ")
