@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -88,12 +89,15 @@ const (
 	maxRefusals  = 256
 )
 
+// momentary is what differs each time in the text of an expired certificate.
+var momentary = regexp.MustCompile(`current time \S+`)
+
 func (r *refusals) log(log *slog.Logger, remote net.Addr, err error, now time.Time) {
 	host, _, splitErr := net.SplitHostPort(remote.String())
 	if splitErr != nil {
 		host = remote.String()
 	}
-	key := host + " " + err.Error()
+	key := host + " " + momentary.ReplaceAllString(err.Error(), "")
 	key = key[:min(len(key), 512)]
 	r.mu.Lock()
 	last, known := r.last[key]
