@@ -314,13 +314,13 @@ func TestSecondNodeIsRefused(t *testing.T) {
 		file func(t *testing.T, host int) string
 		says []string
 	}{
-		{"the same configuration again", func(*testing.T, int) string { return n.ConfigFile() }, []string{"address already in use", "in use by another process"}},
+		{"the same configuration again", func(*testing.T, int) string { return n.ConfigFile() }, []string{"a node runs already in node.data_dir " + n.DataDir()}},
 		{"the same data directory", func(t *testing.T, host int) string {
 			return configured(t, n, elsewhere(host, n.RunDir(), shortDir(t))...)
-		}, []string{"another process uses it", "in use by another process"}},
+		}, []string{"a node runs already in node.data_dir " + n.DataDir()}},
 		{"the same run directory", func(t *testing.T, host int) string {
 			return configured(t, n, elsewhere(host, n.DataDir(), other(t))...)
-		}, []string{"another node answers at " + n.RunDir()}},
+		}, []string{"a node runs already in node.run_dir " + n.RunDir()}},
 		{"a port for phones that is in use", func(t *testing.T, _ int) string {
 			busy(t, "udp", 5060)
 			return configured(t, n, elsewhere(200, n.DataDir(), other(t), n.RunDir(), shortDir(t))...)

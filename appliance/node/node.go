@@ -94,11 +94,11 @@ func (n *Node) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lock, err := once(cfg)
+	release, err := once(cfg)
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer release()
 	if cfg.Node.Isolation == config.None {
 		return n.alone(ctx, cfg, id)
 	}

@@ -219,7 +219,7 @@ func TestANodeServesAndStopsInBothIsolations(t *testing.T) {
 		t.Run(string(isolation), func(t *testing.T) {
 			n := prepare(t, isolation)
 			n.begin()
-			if err := n.node().Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node n1 runs already") {
+			if err := n.node().Run(t.Context()); err == nil || !strings.Contains(err.Error(), "a node runs already in node.data_dir") {
 				t.Errorf("a second one on the same data: %v", err)
 			}
 			if err := n.stop(); err != nil {

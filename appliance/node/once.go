@@ -4,30 +4,42 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"bellwether/appliance/config"
 )
 
-// lockFile, in the data directory, is locked while the node runs.
-const lockFile = "node.lock"
-
-// once keeps a second node from running with the same data. What it returns
-// holds the lock until it is closed, or its process ends in any way.
-func once(cfg *config.Config) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(cfg.Node.DataDir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+// once keeps a second node from running in the same directories. The function
+// that it returns lets go of them; so does the end of the process.
+func once(cfg *config.Config) (release func(), err error) {
+	data, err := lock(cfg.Node.DataDir)
 	if err != nil {
-		return nil, fmt.Errorf("lock node.data_dir: %w", err)
+		return nil, refused(err, cfg, "node.data_dir", cfg.Node.DataDir)
 	}
-	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-	case err == nil:
-		return f, nil
-	case errors.Is(err, unix.EWOULDBLOCK):
-		err = fmt.Errorf("node %s runs already, with %s; bellwether status -c %s shows it", cfg.Node.Name, cfg.Node.DataDir, cfg.File)
+	run, err := lock(cfg.Node.RunDir)
+	if err != nil {
+		data.Close()
+		return nil, refused(err, cfg, "node.run_dir", cfg.Node.RunDir)
+	}
+	return func() { run.Close(); data.Close() }, nil
+}
+
+func refused(err error, cfg *config.Config, key, dir string) error {
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("a node runs already in %s %s; bellwether status -c %s shows it", key, dir, cfg.File)
+	}
+	return fmt.Errorf("lock %s: %w", key, err)
+}
+
+// lock locks a directory, and leaves nothing in it.
+func lock(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(err, f.Close())
-	default:
-		return nil, errors.Join(fmt.Errorf("lock node.data_dir: %w", err), f.Close())
 	}
+	return f, nil
 }

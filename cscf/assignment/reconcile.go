@@ -3,13 +3,17 @@ package assignment
 import "time"
 
 const (
+	// settle is how long a group is served before it gives anybody up: a
+	// process that was started by mistake, without what the right one holds,
+	// has been refused by then.
+	settle         = 15 * time.Second
 	reconcileEvery = 5 * time.Minute
 	maxFound       = 10000 // users found in one look; the rest at the next, at once
 	batch          = 100   // commands proposed in one go
 	batchPause     = 100 * time.Millisecond
 )
 
-// Reconcile looks, now and every few minutes, for users that the state assigns
+// Reconcile looks, soon and then every few minutes, for users that the state assigns
 // to the group and that the group knows nothing of: their registration was lost
 // with a disk, or ended while nobody served the group. Each would count as a
 // user for ever, and whoever calls it would be sent here in vain.
@@ -19,7 +23,7 @@ const (
 // lose is called: it asks again, with that locked which Hold is called under,
 // and then calls Lose. So a registration under way is never mistaken for none.
 func (t *Table) Reconcile(holds func(name string) bool, lose func(name string)) {
-	t.later(0, func() { t.find(holds, lose) })
+	t.later(settle, func() { t.find(holds, lose) })
 }
 
 // find finds users and gives them up.

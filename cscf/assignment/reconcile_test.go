@@ -60,6 +60,11 @@ func TestUsersOfWhomNothingIsHeldAreGivenUp(t *testing.T) {
 				table.Lose(user)
 			}
 		})
+		time.Sleep(settle - time.Millisecond)
+		synctest.Wait()
+		if g := c.assigned("lost0"); g != group {
+			t.Errorf("a user is given up at once")
+		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		for user, want := range map[string]state.GroupID{"held": group, "elsewhere": 1, "lost7": group, "lost0": 0, "lost249": 0} {
