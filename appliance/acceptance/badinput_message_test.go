@@ -46,8 +46,9 @@ func besiege(t *testing.T, prefix string) *siege {
 
 // most is how much a process may grow by a siege: a registered phone that sends
 // 400 requests of 64 kB has them kept at five hops until their transactions end
-// after 32 s, and the race detector adds to it.
-const most = 160 << 20
+// after 32 s, and the collector lets as much again pile up before it runs. What
+// the strangers send, five times as much, does not fit in.
+const most = 2 * 400 * 5 * sipmsg.MaxSize
 
 // endure sends the kinds of messages in turn, 50 from each of 40 strangers and
 // 400 from the insider; meanwhile the two phones send messages to each other,
